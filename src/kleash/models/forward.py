@@ -48,8 +48,9 @@ class Head:
     scale: float
     softcap: float | None
 
-    def options(self) -> dict[str, Any]:
-        return {"bias": self.bias, "scale": self.scale, "softcap": self.softcap}
+    def options(self, side: str = "") -> dict[str, Any]:
+        """The head as keyword arguments of the chunked kernels; `side` is "_p" or "_q" where two heads meet."""
+        return {f"bias{side}": self.bias, f"scale{side}": self.scale, f"softcap{side}": self.softcap}
 
 
 @dataclass
@@ -209,7 +210,7 @@ def batch_logprobs(
     states, layout = response_states(model, batch)
     head = vocabulary_head(model)
     logp, _ = linear_logprobs(
-        states, head.weight, layout.targets, temperature=temperature, forbidden=_ids(forbidden, states), **head.options()
+        states, head.weight, layout.targets, temperature=temperature, forbidden=forbidden, **head.options()
     )
     return layout.dense(logp), layout.mask()
 
@@ -237,10 +238,10 @@ def batch_kl(
         states_ref,
         head_ref.weight,
         layout.targets,
-        options_p=head.options(),
-        options_q=head_ref.options(),
         temperature=temperature,
-        forbidden=_ids(forbidden, states),
+        forbidden=forbidden,
+        **head.options("_p"),
+        **head_ref.options("_q"),
     )
     return PositionStats(*(layout.dense(x) for x in (kl, logp, logp_ref, entropy)), layout.mask())
 
@@ -288,6 +289,3 @@ def response_logprobs(
     logp, _ = batch_logprobs(model, batch)
     return torch.nn.functional.pad(logp, (0, response_ids.shape[1] - logp.shape[1]))
 
-
-def _ids(forbidden: Sequence[int], like: Tensor) -> Tensor | None:
-    return torch.tensor(sorted(forbidden), device=like.device) if len(forbidden) else None
