@@ -1,0 +1,1 @@
+"""KLeash: post-training on a KL leash."""
