@@ -159,3 +159,13 @@ def test_no_prompts_and_an_empty_prompt_are_named() -> None:
 
 def test_vocabulary_of_the_families_matches_the_tests() -> None:
     assert all(tiny(name).config.vocab_size == VOCABULARY for name in FAMILIES)
+
+
+def test_padded_prompts_stay_finite_and_close_in_bfloat16() -> None:
+    """A left-padded position may look nowhere; in bfloat16 its mask must not overflow into NaN."""
+    model, _ = load_model((tiny("llama"), None))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rollouts = sample(model, Tokens(), PROMPTS, n=4, max_new_tokens=6)
+    exact, mask = batch_logprobs(model, rollouts.to_batch())
+    assert torch.isfinite(rollouts.logp).all()
+    assert (rollouts.logp - exact)[mask].abs().mean() < 0.1

@@ -50,7 +50,7 @@ def grouped_attention(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if attention_mask is not None:
-        scores = scores + attention_mask.to(scores.dtype)[:, :, None, :, :keys]
+        scores = scores + attention_mask[:, :, None, :, :keys]
     weights = torch.softmax(scores, dim=-1)
     if dropout > 0.0 and module.training:
         weights = F.dropout(weights, p=dropout)
@@ -58,8 +58,20 @@ def grouped_attention(
     return out.view(rows, heads, queries, value.shape[-1]).transpose(1, 2), None
 
 
+def grouped_mask(*, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any) -> Tensor:
+    """The additive mask (N or 1, 1, Tq, Tk) in the dtype of the scores: 0 where a query may look, hugely negative elsewhere.
+
+    Half of the dtype's lowest number, so that adding a score to it stays finite: a query that may look nowhere (padding)
+    then averages what it sees instead of becoming NaN.
+    """
+    kind = torch.device(device).type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+    return eager_mask(dtype=dtype, device=device, **options) / 2
+
+
 AttentionInterface.register(NAME, grouped_attention)
-AttentionMaskInterface.register(NAME, eager_mask)
+AttentionMaskInterface.register(NAME, grouped_mask)
 
 
 def use_grouped_attention(model: PreTrainedModel) -> PreTrainedModel:
