@@ -1,7 +1,7 @@
 """Tokenised rows to padded tensors, and the order in which an epoch visits them.
 
-Masks are made here from positions (how many ids a row has, where its response starts) and never from the ids, so a
-padding id that equals the end token can hide nothing.
+Masks are made here from positions (how many ids a row has, where its response starts) and never from the ids,
+so a padding id that equals the end token can hide nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from kleash.errors import UsageError
 class Batch:
     """Rows of tokens, right-padded; the value in padded places is never read.
 
-    tokens (N,T) long; attention_mask (N,T) bool, the real tokens; response_mask (N,T) bool, the trained tokens (never
-    column 0, which has nothing before it). Consecutive runs of `group_size` rows share a prompt: group g's rows agree
-    on their first `shared_prefix[g]` tokens. `index` holds the data-set position of each item, (N,) or, for pairs, (N/2,).
+    tokens (N,T) long; attention_mask (N,T) bool, the real tokens; response_mask (N,T) bool, the trained
+    tokens (never column 0, which has nothing before it). Consecutive runs of `group_size` rows share a
+    prompt: group g's rows agree on their first `shared_prefix[g]` tokens. `index` holds the data-set position
+    of each item, (N,) or, for pairs, (N/2,).
     """
 
     tokens: Tensor
@@ -88,11 +89,15 @@ def _pad(rows: list[tuple[list[int], list[bool]]], pad_id: int, index: Sequence[
         if len(ids) != len(trained):
             raise ValueError(f"row {i} of the batch has {len(ids)} ids but {len(trained)} mask entries")
         if not any(trained) or trained[0]:
-            raise ValueError(f"row {i} of the batch must have a trained token, and a token before the first of them")
+            raise ValueError(
+                f"row {i} of the batch must have a trained token, and a token before the first of them"
+            )
         tokens[i, : len(ids)] = torch.tensor(ids, dtype=torch.long)
         attention[i, : len(ids)] = True
         response[i, : len(ids)] = torch.tensor(trained, dtype=torch.bool)
-    return Batch(tokens, attention, response, index=None if index is None else torch.tensor(index, dtype=torch.long))
+    return Batch(
+        tokens, attention, response, index=None if index is None else torch.tensor(index, dtype=torch.long)
+    )
 
 
 def plan_epoch(
@@ -109,22 +114,31 @@ def plan_epoch(
 ) -> list[list[list[int]]]:
     """This rank's share of one epoch: optimizer steps -> micro-batches -> data-set positions.
 
-    A pure function of its arguments, so a resumed run needs no saved state. Over the ranks every position appears once;
-    a step holds `batch_size` items (the last one what is left). Within a step items are sorted by length, longest
-    first, and cut into micro-batches of at most `micro_batch_size` items and `token_budget` padded tokens
-    (`rows_per_item` x items x longest; pairs have 2 rows an item). Every rank gets equally many micro-batches per step,
-    so that all issue the same collectives; where items are few, some are empty lists. Raises UsageError on impossible limits.
+    A pure function of its arguments, so a resumed run needs no saved state. Over the ranks every position
+    appears once; a step holds `batch_size` items (the last one what is left). Within a step items are sorted
+    by length, longest first, and cut into micro-batches of at most `micro_batch_size` items and
+    `token_budget` padded tokens (`rows_per_item` x items x longest; pairs have 2 rows an item). Every rank
+    gets equally many micro-batches per step, so that all issue the same collectives; where items are few,
+    some are empty lists. Raises UsageError on impossible limits.
     """
     _check_limits(lengths, batch_size, micro_batch_size, token_budget, rows_per_item, rank, world)
     order = list(range(len(lengths)))
-    random.Random(f"{seed}/{epoch}").shuffle(order)  # the shuffle of a string seed is the same on every platform
+    random.Random(f"{seed}/{epoch}").shuffle(
+        order
+    )  # the shuffle of a string seed is the same on every platform
     steps = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     budget = None if token_budget is None else token_budget // rows_per_item
     return [_micro_batches(step, lengths, micro_batch_size, budget, world)[rank::world] for step in steps]
 
 
 def _check_limits(
-    lengths: Sequence[int], batch: int, micro: int | None, budget: int | None, rows: int, rank: int, world: int
+    lengths: Sequence[int],
+    batch: int,
+    micro: int | None,
+    budget: int | None,
+    rows: int,
+    rank: int,
+    world: int,
 ) -> None:
     for name, value in (("batch_size", batch), ("micro_batch_size", micro), ("micro_batch_tokens", budget)):
         if value is not None and value < 1:
@@ -147,7 +161,10 @@ def _micro_batches(
     rows = rows or max(1, -(-len(step) // world))
     most = budget if budget is not None else len(step) * lengths[step[0]]
     count = -(-len(_cut(step, lengths, rows, most)) // world) * world
-    low, high = lengths[step[0]], most  # bisect the smallest padded size that still gives `count` micro-batches
+    low, high = (
+        lengths[step[0]],
+        most,
+    )  # bisect the smallest padded size that still gives `count` micro-batches
     while low < high:
         middle = (low + high) // 2
         if len(_cut(step, lengths, rows, middle)) <= count:

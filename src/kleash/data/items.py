@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Example:
-    """A demonstration: `prompt_ids + response_ids` is the whole row, `trained[i]` says whether `response_ids[i]` is a target.
+    """A demonstration: `prompt_ids + response_ids` is the row, `trained[i]` whether `response_ids[i]` is a target.
 
-    `response_ids` starts at the first trained token (with several assistant turns it also holds the user turns in
-    between, untrained). `number` is the row's 1-based number in its file.
+    `response_ids` starts at the first trained token (with several assistant turns it also holds the user
+    turns in between, untrained). `number` is the row's 1-based number in its file.
     """
 
     prompt_ids: list[int]
@@ -42,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PromptIds:
-    """A prompt to sample from: its ids, the text they came from, and the row's other columns (for the reward)."""
+    """A prompt to sample from: its ids, its text, and the row's other columns (for the reward)."""
 
     prompt_ids: list[int]
     text: str
