@@ -1,0 +1,18 @@
+"""The beta dial: three responses, a reward that is wrong about one of them, and the optimal policy at every beta.
+
+One self-contained page. Its numbers are computed in the page by `templates/dial-model.js`; the tests run that script and
+compare it with `kleash.functional.optimal_policy`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kleash.report.html import asset, render, write_page
+
+
+def write_dial(out: Path) -> Path:
+    """Write the dial at `out` (a file, or a folder that gets report.html) and return its path."""
+    scripts = [asset("dial-model.js"), asset("dial.js")]
+    page = render("dial.html.j2", scripts, kicker="KLeash", title="The β dial", sections=[], notes=[])
+    return write_page(page, Path(out))

@@ -1,0 +1,120 @@
+"""Parts of files -> what the templates show: verdicts, checks and settings, tolerant of missing or odd entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kleash.report.charts import series_colour
+from kleash.report.folder import RunFolder, mapping
+from kleash.report.html import asset, chart_library
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One sentence of a verdict: established True, False, or None when it was not measured."""
+
+    name: str
+    established: bool | None
+    text: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One invariant that was checked: passed True, False, or None when it was not checked."""
+
+    name: str
+    passed: bool | None
+    figure: str
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint of the lab, with what was measured, what was asked, and where the seeds ask it."""
+
+    name: str
+    passed: bool | None
+    measured: str
+    threshold: str
+    seed_reference: str
+
+
+def records(value: Any) -> list[Mapping[str, Any]]:
+    """The mappings in a list; anything else yields none."""
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, (list, tuple)) else []
+
+
+def _truth(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _words(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def statements(verdict: Mapping[str, Any]) -> list[Statement]:
+    """The statements of a verdict as evaluation.json and lab.json hold them."""
+    return [
+        Statement(_words(item.get("name")), _truth(item.get("established")), _words(item.get("text")), _words(item.get("figure")))
+        for item in records(verdict.get("statements"))
+    ]
+
+
+def checks(value: Any) -> list[Check]:
+    """Checks as a list of {"name", "passed", "figure"}, or as a mapping of name -> passed."""
+    if isinstance(value, Mapping):
+        return [Check(str(name), _truth(passed), "" if isinstance(passed, bool) else _words(passed)) for name, passed in value.items()]
+    return [
+        Check(_words(item.get("name")), _truth(item.get("passed")), _words(item.get("figure"))) for item in records(value)
+    ]
+
+
+def checkpoints(value: Any) -> list[Checkpoint]:
+    """The checkpoint table of lab.json."""
+    return [
+        Checkpoint(
+            _words(item.get("name")),
+            _truth(item.get("passed")),
+            *(_words(item.get(key)) for key in ("measured", "threshold", "seed_reference")),
+        )
+        for item in records(value)
+    ]
+
+
+def tone(verdict: Mapping[str, Any]) -> str:
+    """How the verdict box is coloured: bad when hacking is established, good when it was looked for and is not."""
+    return {True: "bad", False: "good", None: "open"}[_truth(verdict.get("hacking"))]
+
+
+def colours(count: int) -> list[str]:
+    """Theme colours of the first `count` series."""
+    return [series_colour(index) for index in range(count)]
+
+
+def scripts(*charts: Sequence[Any]) -> list[str]:
+    """The scripts a page needs: the chart library only when there is a chart."""
+    return ([chart_library()] if any(charts) else []) + [asset("page.js")]
+
+
+def mismatches(runs: Sequence[RunFolder]) -> list[str]:
+    """Why the runs should not be compared number by number: other prompts, or other settings of the measurement."""
+    found = []
+    for key, name in (
+        ("prompts", "held-out prompts"), ("samples_per_prompt", "samples per prompt"), ("max_new_tokens", "response length limit"),
+        ("temperature", "temperature"), ("fixed_length", "fixed length"),
+    ):  # fmt: skip
+        values = {run.label: run.evaluation[key] for run in runs if key in run.evaluation}
+        if len({str(value) for value in values.values()}) > 1:
+            said = "" if key == "prompts" else ": " + ", ".join(f"{label} {value}" for label, value in values.items())
+            found.append(f"The runs were measured with different {name}{said}; compare their numbers with care.")
+    prompts = [frozenset(str(row.get("prompt")) for row in run.samples) for run in runs if run.samples]
+    if len(set(prompts)) > 1:
+        found.append("The sampled prompts differ between the runs; only shared prompts stand side by side.")
+    return found
+
+
+def without(items: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """A copy of the mapping without some keys, keys as text."""
+    return {str(key): value for key, value in mapping(items).items() if key not in names}
