@@ -1,0 +1,23 @@
+"""Responses to numbers: rules, trained reward models, and the user's own functions, alone or together."""
+
+from kleash.rewards.call import Reward, Scores, call_reward, reward_name, score_texts
+from kleash.rewards.combine import CombinedReward
+from kleash.rewards.load import load_reward
+from kleash.rewards.rules import ExactMatch, Length, Number, Regex, Tags
+from kleash.rewards.trained import ModelReward
+
+__all__ = [
+    "CombinedReward",
+    "ExactMatch",
+    "Length",
+    "ModelReward",
+    "Number",
+    "Regex",
+    "Reward",
+    "Scores",
+    "Tags",
+    "call_reward",
+    "load_reward",
+    "reward_name",
+    "score_texts",
+]
