@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -41,8 +41,9 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch with every tensor on `device`."""
-        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{k: v.to(device) if isinstance(v, Tensor) else v for k, v in values.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, Tensor)}
+        return replace(self, **moved)
 
     @property
     def response_lengths(self) -> Tensor:
@@ -148,8 +149,8 @@ def _check_limits(
     longest = rows * max(lengths, default=0)
     if budget is not None and longest > budget:
         raise UsageError(
-            f"micro_batch_tokens={budget} cannot hold the longest item, which takes {longest} tokens "
-            f"({rows} row(s) of {longest // rows}): raise micro_batch_tokens or lower max_length."
+            f"micro_batch_tokens={budget} cannot hold the longest item, which takes {longest} tokens ({rows} "
+            f"row(s) of {longest // rows}): raise micro_batch_tokens or lower max_length."
         )
 
 

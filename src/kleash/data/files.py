@@ -49,7 +49,8 @@ def read_records(source: Any, *, split: str = "train") -> Records:
     if isinstance(source, Iterable):
         return _from_memory(source, "<data in memory>")
     raise UsageError(
-        f"Data must be a path, a hub name, a datasets.Dataset or a list of dicts, not {type(source).__name__}."
+        "Data must be a path, a hub name, a datasets.Dataset or a list of dicts, not "
+        f"{type(source).__name__}."
     )
 
 
@@ -89,17 +90,15 @@ def _load_hub(name: str, split: str) -> Any:
         return datasets.load_dataset(repo, config or None, split=split)
     except ConnectionError as error:
         raise UsageError(
-            f"{name} is no file here, and the hub could not be reached to look it up there ({error}). Check the "
-            "path, or the network; a data set fetched earlier is also found offline, with HF_HUB_OFFLINE=1."
+            f"{name} is no file here, and the hub could not be reached to look it up there ({error}). Check "
+            "the path, or the network; a data set fetched earlier is also found offline, with "
+            "HF_HUB_OFFLINE=1."
         ) from error
-    except (
-        FileNotFoundError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # no such set, split or config; a loading script
+    # no such set, split or configuration; a set with a loading script; a file of it that cannot be read
+    except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(
-            f"{name} is no file here, and loading split '{split}' of it from the hub failed: {error} "
-            "A configuration is chosen with owner/name:config."
+            f"{name} is no file here, and loading split '{split}' of it from the hub failed: {error} A "
+            "configuration is chosen with owner/name:config."
         ) from error
 
 
@@ -114,7 +113,7 @@ def _choose_split(splits: Mapping[str, Any], split: str) -> Iterable[Any]:
 
 
 def _read_file(path: Path) -> Records:
-    """One file: gzip by its magic bytes, the format by its suffix, JSON or JSON Lines by the first character."""
+    """One file: gzip by its first bytes, the format by its suffix, JSON Lines by the first character."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -149,19 +148,23 @@ def _decode(path: Path, number: int, data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        other = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "Windows-1252 or Latin-1, perhaps"
-        raise UsageError(
-            f"{path}, row {number}: not UTF-8 ({other}): byte 0x{data[error.start]:02x} at position "
-            f"{error.start} of the row. Convert the file first, e.g. iconv -f WINDOWS-1252 -t UTF-8 {path.name}."
-        ) from error
+        utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+        raise _not_utf8(path, number, data[error.start], error.start, utf16) from error
+
+
+def _not_utf8(path: Path, number: int, byte: int, position: int, utf16: bool = False) -> UsageError:
+    other = "UTF-16" if utf16 else "WINDOWS-1252"
+    return UsageError(
+        f"{path}, row {number}: not UTF-8 ({other}, perhaps): byte 0x{byte:02x} at position {position} of "
+        f"the row. Convert the file first, e.g. iconv -f {other} -t UTF-8 {path.name}."
+    )
 
 
 def _json(path: Path, data: bytes) -> Iterator[tuple[int, Record]]:
     """JSON Lines (numbered by line, blank lines skipped), or one array of objects."""
     head = data[:64].removeprefix(b"\xef\xbb\xbf").lstrip()
     if head.startswith(b"["):
-        values = _parse_json(path, 1, _decode(path, 1, data))
-        lines: Iterable[tuple[int, Any]] = enumerate(values, start=1)
+        lines: Iterable[tuple[int, Any]] = enumerate(_json_array(path, data), start=1)
     else:
         lines = (
             (number, _parse_json(path, number, _decode(path, number, line)))
@@ -174,6 +177,21 @@ def _json(path: Path, data: bytes) -> Iterator[tuple[int, Record]]:
                 f"{path}, row {number}: expected a JSON object of columns, found {_short(value)}."
             )
         yield number, value
+
+
+def _json_array(path: Path, data: bytes) -> list[Any]:
+    """Values of one array; a byte that is not UTF-8 is reported with the row it stands in."""
+    try:
+        values: list[Any] = _parse_json(path, 1, data.decode("utf-8-sig"))
+        return values
+    except UnicodeDecodeError as error:
+        text = data.decode("utf-8-sig", errors="surrogateescape")  # a wrong byte 0xNN becomes U+DCNN
+        for number, value in enumerate(_parse_json(path, 1, text), start=1):
+            row = json.dumps(value, ensure_ascii=False)
+            wrong = next((c for c in row if "\udc80" <= c <= "\udcff"), None)
+            if wrong is not None:
+                raise _not_utf8(path, number, ord(wrong) - 0xDC00, row.index(wrong)) from error
+        raise
 
 
 def _parse_json(path: Path, number: int, text: str) -> Any:
@@ -196,8 +214,9 @@ def _csv(path: Path, data: bytes, delimiter: str) -> Iterator[tuple[int, Record]
         for number, record in enumerate(reader, start=1):
             if None in record:
                 raise UsageError(
-                    f"{path}, row {number}: more values than the {len(reader.fieldnames or [])} columns of the header; "
-                    f"a text that holds {delimiter!r} or a line break must stand in double quotes."
+                    f"{path}, row {number}: more values than the {len(reader.fieldnames or [])} columns of "
+                    f"the header; a text that holds {delimiter!r} or a line break must stand in double "
+                    "quotes."
                 )
             yield number, dict(record)
     except csv.Error as error:

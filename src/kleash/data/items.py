@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Example:
-    """A demonstration: `prompt_ids + response_ids` is the row, `trained[i]` whether `response_ids[i]` is a target.
+    """A demonstration: the row is prompt ids + response ids; `trained[i]` marks `response_ids[i]` a target.
 
     `response_ids` starts at the first trained token (with several assistant turns it also holds the user
     turns in between, untrained). `number` is the row's 1-based number in its file.

@@ -85,9 +85,9 @@ class Layout:
             return from_messages(messages, open_turn)
         if not self.tokenizer.chat_template:
             raise UsageError(
-                f"Row {number} holds messages, but the tokenizer has no chat template: use an instruction-tuned "
-                "model, set tokenizer.chat_template, or choose chat=plain to write turns as a Human/Assistant "
-                "transcript."
+                f"Row {number} holds messages, but the tokenizer has no chat template: use an "
+                "instruction-tuned model, set tokenizer.chat_template, or choose chat=plain to write turns "
+                "as a Human/Assistant transcript."
             )
         try:
             text = self.tokenizer.apply_chat_template(
@@ -112,7 +112,8 @@ def _beyond(text: str, start: str, number: int, turn: int) -> str:
     )
     raise UsageError(
         f"Row {number}: the chat template is not append-only: up to turn {turn + 1} it renders "
-        f"{text[max(0, at - 20) : at + 40]!r} where it rendered {start[max(0, at - 20) : at + 40]!r} before, so no "
-        "position separates prompt from response (templates that drop reasoning from earlier turns do this). "
-        "Train on the last turn alone (train_on=last), or use a template that keeps earlier turns as they are."
+        f"{text[max(0, at - 20) : at + 40]!r} where it rendered {start[max(0, at - 20) : at + 40]!r} before, "
+        "so no position separates prompt from response (templates that drop reasoning from earlier turns do "
+        "this). Train on the last turn alone (train_on=last), or use a template that keeps earlier turns as "
+        "they are."
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def render_tokens(ids: Sequence[int], trained: Sequence[bool], tokenizer: Any) -> list[tuple[str, bool]]:
-    """The text of a row in pieces, each with its trained flag; special tokens show, and pieces join to the whole.
+    """The text of a row in pieces, each with its trained flag; special tokens show, pieces join to the whole.
 
     A piece is one token, or the few whose bytes make up one character: those of a byte-level tokenizer cannot
     be shown alone. A character that the trained boundary divides shows as U+FFFD on both sides.

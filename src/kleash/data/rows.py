@@ -101,7 +101,7 @@ EXAMPLES: dict[Kind, str] = {
 
 
 def parse_row(record: Record, number: int, kind: Kind) -> Row:
-    """One record as a row of `kind`; raises Malformed or Useless. NaN becomes None in columns not used here."""
+    """One record as a row of `kind`; raises Malformed or Useless. NaN in unused columns becomes None."""
     record = {key: None if _is_nan(value) else value for key, value in record.items()}
     _check_encodable(record)
     return PARSERS[kind](record, number)
@@ -113,6 +113,8 @@ def parse_row(record: Record, number: int, kind: Kind) -> Row:
 def _demonstration(record: Record, number: int) -> Demonstration:
     """From prompt and completion, from messages, or from a preference row's chosen answer."""
     if "messages" in record and "completion" not in record:
+        prompt: Text
+        completion: Text
         prompt, completion = _split_messages(_messages(record, "messages"))
         used = ["messages"]
     elif "completion" not in record and "chosen" in record and "rejected" in record:
@@ -342,7 +344,8 @@ def _split_messages(messages: list[Message]) -> tuple[list[Message], list[Messag
     if not turns or turns[0] == 0:
         raise Malformed(
             "no assistant turn to train" if not turns else "the assistant speaks first",
-            f"'messages' needs a user turn, then an assistant turn; its roles: {[m['role'] for m in messages]}.",
+            "'messages' needs a user turn, then an assistant turn; its roles: "
+            f"{[m['role'] for m in messages]}.",
         )
     return messages[: turns[0]], messages[turns[0] : turns[-1] + 1]
 
@@ -367,8 +370,8 @@ def _split_pair(given: Text | None, chosen: Text, rejected: Text) -> tuple[Text,
     if not prompt or not stated:
         raise Malformed(
             "prompt and answers disagree",
-            f"'chosen' and 'rejected' are whole conversations that share {len(prompt)} first messages, which must "
-            f"be the prompt{'' if given is None else f', but the column says {_short(given)}'}.",
+            f"'chosen' and 'rejected' are whole conversations that share {len(prompt)} first messages, which "
+            f"must be the prompt{'' if given is None else f', but the column says {_short(given)}'}.",
         )
     return prompt, chosen[cut:], rejected[cut:]
 
@@ -443,8 +446,9 @@ def _check_encodable(value: Any, path: str = "") -> None:
         except UnicodeEncodeError as error:
             raise Malformed(
                 "lone surrogate",
-                f"'{path}' holds a lone surrogate \\u{ord(value[error.start]):04x} at character {error.start}: half "
-                "of a character cut in two by whatever wrote the file. Write the row again from its source.",
+                f"'{path}' holds a lone surrogate \\u{ord(value[error.start]):04x} at character "
+                f"{error.start}: half of a character cut in two by whatever wrote the file. Write the row "
+                "again from its source.",
             ) from error
     elif isinstance(value, Mapping):
         for key, item in value.items():

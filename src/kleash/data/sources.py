@@ -142,7 +142,8 @@ def split_rows(
     if not held or len(held) == len(sizes):
         raise UsageError(
             f"{rows.source}: {len(rows)} rows with {len(sizes)} different prompts cannot be split into "
-            f"training rows and {wanted} held-out rows without sharing a prompt; give more rows or hold out fewer."
+            f"training rows and {wanted} held-out rows without sharing a prompt; give more rows or hold out "
+            "fewer."
         )
     train = [row for row, key in zip(rows.rows, keys, strict=True) if key not in held]
     held_out = [row for row, key in zip(rows.rows, keys, strict=True) if key in held]

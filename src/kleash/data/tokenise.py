@@ -57,7 +57,7 @@ class Tokenised(Generic[T]):
 
 
 def pad_id(tokenizer: Any) -> int:
-    """An id for padded places: the tokenizer's own, else its end token, else 0; masks decide, so any will do."""
+    """An id for padded places: the tokenizer's own, else its end token, else 0; masks decide, so any does."""
     for value in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if value is not None:
             return int(value)
@@ -187,8 +187,9 @@ class _Encoder:
             ids = [self.tokenizer.bos_token_id]
         if not ids:
             raise UsageError(
-                f"Row {spans.number}: the prompt is empty and the tokenizer has no beginning-of-text token, so "
-                "nothing stands before the response's first token; give the row a prompt or set tokenizer.bos_token."
+                f"Row {spans.number}: the prompt is empty and the tokenizer has no beginning-of-text token, "
+                "so nothing stands before the response's first token; give the row a prompt or set "
+                "tokenizer.bos_token."
             )
         return ids
 
@@ -229,8 +230,8 @@ class _Encoder:
         eos = self.tokenizer.eos_token_id
         if eos is None:
             raise UsageError(
-                f"Row {number}: the tokenizer has no end token, so a model could not learn where a response ends; "
-                "set tokenizer.eos_token, or use a chat template that closes its turns."
+                f"Row {number}: the tokenizer has no end token, so a model could not learn where a response "
+                "ends; set tokenizer.eos_token, or use a chat template that closes its turns."
             )
         return int(eos)
 

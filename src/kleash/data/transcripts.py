@@ -38,7 +38,7 @@ def last_prompt(transcript: str) -> str:
 
 
 def to_messages(transcript: str) -> list[Message]:
-    """Turns of a transcript as messages, outer white space off; an open last "Assistant:" turn is left out."""
+    """Turns of a transcript as messages, stripped; an open last "Assistant:" turn is left out."""
     parts = re.split(r"(?:^|\n\n)(Human|Assistant):", transcript)
     messages = [
         {"role": ROLES[who], "content": said.strip()}
