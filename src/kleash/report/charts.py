@@ -1,4 +1,7 @@
-"""Run folders -> Vega-Lite specifications (built with altair, data inline). Colours of series come from the page's theme."""
+"""Run folders -> Vega-Lite specifications, built with altair, data inline.
+
+Colours are CSS variables of the page's theme: a chart follows light and dark without being drawn again.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ class Chart:
 
 
 def _finish(chart: alt.Chart | alt.LayerChart, height: int, description: str) -> Spec:
-    """The specification at full width of its container; without $schema, so nothing in it names an address."""
+    """The specification at its container's full width; without $schema, so nothing in it names an address."""
     spec: Spec = chart.properties(width="container", height=height, description=description).to_dict()
     spec.pop("$schema", None)
     spec.pop("config", None)  # the page's theme
@@ -96,7 +99,9 @@ def curve_charts(series: Sequence[Series], labels: Sequence[str], first: int = 0
 
 def _offline(series: Sequence[Series]) -> Sequence[Series]:
     """Series whose loss is worth a look beside others: a policy-gradient loss has no meaning as a level."""
-    offline = [one for one in series if not any("reward/mean" in row and "loss" in row for row in one.metrics)]
+    offline = [
+        one for one in series if not any("reward/mean" in row and "loss" in row for row in one.metrics)
+    ]
     return offline or series
 
 
@@ -107,7 +112,13 @@ def _curve(one: Series, keys: tuple[str, ...]) -> list[Point]:
         rows = [row for row in one.metrics if row.get("split", "train") == split]
         for key in keys:
             found = [
-                {"run": visible(one.label), "step": row["step"], "value": row[key], "split": split, "metric": key}
+                {
+                    "run": visible(one.label),
+                    "step": row["step"],
+                    "value": row[key],
+                    "split": split,
+                    "metric": key,
+                }
                 for row in rows
                 if finite(row.get("step")) is not None and finite(row.get(key)) is not None
             ]
@@ -130,14 +141,22 @@ def _curve_spec(points: list[Point], title: str, colour: alt.Color) -> Spec:
         color=colour,
         tooltip=tooltip,
     )
-    train = base.transform_filter("datum.split === 'train'").mark_line(strokeWidth=1.6)
-    held_out = base.transform_filter("datum.split === 'eval'")
-    chart = train + held_out.mark_line(strokeWidth=1.2, strokeDash=[2, 3]) + held_out.mark_point(filled=True, size=34)
-    return _finish(chart, 215, f"{title} against training step, one line a run")
+    layers: list[alt.Chart] = []
+    splits = {point["split"] for point in points}
+    if "train" in splits:
+        layers.append(base.transform_filter("datum.split === 'train'").mark_line(strokeWidth=1.6))
+    if "eval" in splits:
+        held_out = base.transform_filter("datum.split === 'eval'")
+        layers += [
+            held_out.mark_line(strokeWidth=1.2, strokeDash=[2, 3]),
+            held_out.mark_point(filled=True, size=34, opacity=1),
+        ]
+    layers.append(base.mark_point(opacity=0, size=120))  # a wider target for the pointer
+    return _finish(alt.layer(*layers), 215, f"{title} against training step, one line a run")
 
 
 def path_charts(series: Sequence[Series]) -> list[Chart]:
-    """Proxy and gold against drift along training: one chart for each run that logged both in the same rows."""
+    """Proxy and gold against drift along training: a chart for each run that logged both in one row."""
     charts = []
     for one in series:
         drift, points = _path(one)
@@ -153,13 +172,17 @@ def path_charts(series: Sequence[Series]) -> list[Chart]:
 
 
 def _averaged(points: list[Point], together: int) -> list[Point]:
-    """Means over `together` successive steps, for each of the two rewards; few enough dots to follow their path."""
+    """Means over `together` successive steps, for each of the two rewards: dots few enough to follow."""
     result = []
     for which in (PROXY, GOLD):
-        ordered = sorted((point for point in points if point["which"] == which), key=lambda point: point["step"])
+        ordered = sorted(
+            (point for point in points if point["which"] == which), key=lambda point: point["step"]
+        )
         for start in range(0, len(ordered), together):
             block = ordered[start : start + together]
-            means = {key: sum(point[key] for point in block) / len(block) for key in ("step", "drift", "value")}
+            means = {
+                key: sum(point[key] for point in block) / len(block) for key in ("step", "drift", "value")
+            }
             result.append({"which": which, **means})
     return result
 
@@ -184,7 +207,7 @@ def _path(one: Series) -> tuple[str, list[Point]]:
 
 
 def sweep_chart(sweep: Sequence[Mapping[str, Any]]) -> Chart | None:
-    """The frontier of a beta sweep: both rewards against drift, points labelled by beta; None without two points."""
+    """The frontier of a beta sweep: both rewards against drift, labelled by beta; None without two points."""
     points: list[Point] = []
     for row in sweep:
         drift, beta = finite(row.get("drift")), finite(row.get("beta"))
@@ -199,11 +222,15 @@ def sweep_chart(sweep: Sequence[Mapping[str, Any]]) -> Chart | None:
     if len({point["name"] for point in points}) < 2:
         return None
     caption = "One training a beta, measured on the held-out prompts; bars are 95 % intervals of drift."
-    return Chart("Sweep of β", caption, _against_drift(_named(points), "Proxy and gold against drift, one point a beta"))
+    return Chart(
+        "Sweep of β",
+        caption,
+        _against_drift(_named(points), "Proxy and gold against drift, one point a beta"),
+    )
 
 
 def frontier_chart(entries: Sequence[Entry]) -> Chart | None:
-    """Final reward and gold of every policy against its exact drift; None when fewer than two policies have them."""
+    """Final reward and gold of every policy against exact drift; None when fewer than two have them."""
     points: list[Point] = []
     for entry in entries:
         drift = entry.figure("drift")
@@ -213,16 +240,25 @@ def frontier_chart(entries: Sequence[Entry]) -> Chart | None:
         for name, key in ((PROXY, "reward"), (GOLD, "gold")):
             value = entry.figure(key)
             if value is not None:
-                point = {"drift": drift.mean, "value": value.mean, "which": name, "name": visible(entry.label)}
+                point = {
+                    "drift": drift.mean,
+                    "value": value.mean,
+                    "which": name,
+                    "name": visible(entry.label),
+                }
                 points.append({**point, "low": max(0.0, low), "high": high})
     if len({point["name"] for point in points}) < 2:
         return None
     caption = "Final policies on the held-out prompts; bars are 95 % intervals of drift."
-    return Chart("Final policies", caption, _against_drift(_named(points), "Final reward and gold against drift", joined=False))
+    return Chart(
+        "Final policies",
+        caption,
+        _against_drift(_named(points), "Final reward and gold against drift", joined=False),
+    )
 
 
 def _against_drift(points: list[Point], description: str, joined: bool = True) -> Spec:
-    """Reward and gold over drift. The axis is √KL-spaced, where optimisation paths are near to simple curves (Gao 2023)."""
+    """Reward and gold over drift, the axis spaced by √KL, the variable of Gao et al. (2023)."""
     named = any("name" in point for point in points)
     domain = [name for name in (PROXY, GOLD) if any(point["which"] == name for point in points)]
     ranges = [{PROXY: "var(--proxy)", GOLD: "var(--gold)"}[name] for name in domain]
@@ -234,7 +270,12 @@ def _against_drift(points: list[Point], description: str, joined: bool = True) -
     ]
     axis = alt.Axis(labelOverlap="greedy", labelSeparation=6)
     base = alt.Chart(_values(points)).encode(
-        x=alt.X("drift:Q", title="drift: KL from the reference (nats)", scale=alt.Scale(type="sqrt", zero=True), axis=axis),
+        x=alt.X(
+            "drift:Q",
+            title="drift: KL from the reference (nats)",
+            scale=alt.Scale(type="sqrt", zero=True),
+            axis=axis,
+        ),
         y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=6)),
         color=alt.Color("which:N", scale=alt.Scale(domain=domain, range=ranges), legend=None),
         tooltip=tooltip,
@@ -264,7 +305,12 @@ def _named(points: list[Point]) -> list[Point]:
 def interval_charts(entries: Sequence[Entry], labels: Sequence[str]) -> list[Chart]:
     """Means with 95 % intervals, one strip a measure, one row a policy."""
     charts = []
-    names = {"reward": "Reward (proxy)", "gold": "Gold", "drift": "Exact drift (nats)", "distinct_bigrams": "Distinct bigrams"}
+    names = {
+        "reward": "Reward (proxy)",
+        "gold": "Gold",
+        "drift": "Exact drift (nats)",
+        "distinct_bigrams": "Distinct bigrams",
+    }
     for key, title in names.items():
         points = []
         for entry in entries:
@@ -275,14 +321,22 @@ def interval_charts(entries: Sequence[Entry], labels: Sequence[str]) -> list[Cha
         if len(points) < 2:
             continue
         base = alt.Chart(_values(points)).encode(
-            y=alt.Y("run:N", title=None, sort=list(labels), axis=alt.Axis(labelLimit=130, ticks=False, domain=False)),
+            y=alt.Y(
+                "run:N",
+                title=None,
+                sort=list(labels),
+                axis=alt.Axis(labelLimit=130, ticks=False, domain=False),
+            ),
             color=_colour(labels),
-            tooltip=[alt.Tooltip("run:N")] + [alt.Tooltip(f"{name}:Q", format=".3f") for name in ("mean", "low", "high")],
+            tooltip=[alt.Tooltip("run:N")]
+            + [alt.Tooltip(f"{name}:Q", format=".3f") for name in ("mean", "low", "high")],
         )
         x = alt.X("low:Q", title=None, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
         chart = base.mark_rule(strokeWidth=2.2).encode(x=x, x2="high:Q") + base.mark_point(
             filled=True, size=70, opacity=1
         ).encode(x=alt.X("mean:Q", title=None))
         height = 26 * len(points) + 34
-        charts.append(Chart(title, "", _finish(chart, height, f"{title} with 95 % interval, one row a policy")))
+        charts.append(
+            Chart(title, "", _finish(chart, height, f"{title} with 95 % interval, one row a policy"))
+        )
     return charts

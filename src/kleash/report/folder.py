@@ -1,4 +1,4 @@
-"""Read a run folder as plain files, forgivingly: a missing or half-written file becomes a note, not a crash."""
+"""Read a run folder as plain files, forgivingly: a missing or half-written file becomes a note."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import yaml
 
 from kleash.errors import UsageError
 
-KNOWN_FILES = ("config.yaml", "manifest.json", "metrics.jsonl", "samples.jsonl", "evaluation.json")
+TRAINING_FILES = ("config.yaml", "manifest.json", "metrics.jsonl")
+MEASURED_FILES = ("samples.jsonl", "evaluation.json")
+KNOWN_FILES = TRAINING_FILES + MEASURED_FILES
 
 Row = dict[str, Any]
 
@@ -37,8 +39,11 @@ class RunFolder:
         return float(max(times)) if times else None
 
 
-def read_run(path: Path, label: str | None = None, expected: tuple[str, ...] = KNOWN_FILES) -> RunFolder:
+def read_run(path: Path, label: str | None = None, expected: tuple[str, ...] | None = None) -> RunFolder:
     """Read the run folder at `path`; files in `expected` that are absent are noted.
+
+    By default every file of a run is expected, or samples and evaluation alone in a folder without any trace
+    of training (a measured model).
 
     Raises UsageError when `path` is not a folder, or holds none of the files of a run.
     """
@@ -50,6 +55,9 @@ def read_run(path: Path, label: str | None = None, expected: tuple[str, ...] = K
             f"{path} is not a run folder: it holds none of {', '.join(KNOWN_FILES)}. "
             "Give the folder that was the `out` of a training or a measurement."
         )
+    if expected is None:
+        trained = any((path / name).is_file() for name in TRAINING_FILES)
+        expected = KNOWN_FILES if trained else MEASURED_FILES
     run = RunFolder(path, label or path.resolve().name)
     run.config = _read_object(run, "config.yaml", expected)
     run.manifest = _read_object(run, "manifest.json", expected)
@@ -94,7 +102,9 @@ def _read_object(run: RunFolder, name: str, expected: tuple[str, ...]) -> Row:
     try:
         value = yaml.safe_load(text) if name.endswith(".yaml") else json.loads(text)
     except json.JSONDecodeError as error:
-        run.notes.append(f"{run.label}: {name} is not complete JSON (line {error.lineno}: {error.msg}); left out.")
+        run.notes.append(
+            f"{run.label}: {name} is not complete JSON (line {error.lineno}: {error.msg}); left out."
+        )
         return {}
     except yaml.YAMLError as error:
         run.notes.append(f"{run.label}: {name} is not valid YAML ({' '.join(str(error).split())}); left out.")
@@ -155,5 +165,5 @@ def unique_labels(paths: list[Path]) -> list[str]:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """`value` if it is a mapping, else an empty one: nested parts of a file may be missing or of a wrong type."""
+    """`value` if it is a mapping, else an empty one: parts of a file may be missing or of a wrong type."""
     return value if isinstance(value, Mapping) else {}

@@ -1,4 +1,4 @@
-"""Templates, scripts and styles -> one self-contained file: offline, escaped, and forbidden to fetch anything."""
+"""Templates, scripts and styles -> one self-contained file: escaped, and forbidden to fetch anything."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def asset(name: str) -> str:
 
 @lru_cache(maxsize=1)
 def chart_library() -> str:
-    """Vega, Vega-Lite and vega-embed as one script, from the vl-convert package (no network), about 0.9 MB."""
+    """Vega, Vega-Lite and vega-embed as one script, from the vl-convert package: no network, 0.9 MB."""
     version = ".".join(altair.SCHEMA_VERSION.split(".")[:2])
-    return vl_convert.javascript_bundle(vl_version=version)
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=version))
 
 
 def inline_script(source: str) -> tuple[Markup, str]:
     """A script ready to stand between <script> tags, and its hash for the page's Content-Security-Policy.
 
-    The hash lets these scripts run and no other: should model text ever slip through unescaped, it still would not run.
+    The hash lets these scripts run and no other: model text would not run even if it were not escaped.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")  # as the HTML parser does before it hashes
     if "</script" in source.lower() or "<!--" in source:
@@ -46,7 +46,7 @@ def inline_script(source: str) -> tuple[Markup, str]:
 
 
 def environment() -> jinja2.Environment:
-    """Jinja2 with autoescape everywhere; text that cannot be shown or encoded is spelled out before it is escaped."""
+    """Jinja2 with autoescape everywhere; text that cannot be shown or encoded is spelled out first."""
     templates = jinja2.Environment(
         loader=jinja2.FunctionLoader(asset),
         autoescape=True,
@@ -72,15 +72,18 @@ def _finalize(value: Any) -> Any:
 
 
 def render(template: str, scripts: list[str], **context: Any) -> str:
-    """The page as text. `scripts` are our own sources, in order; `context` may hold untrusted text anywhere."""
+    """The page as text. `scripts` are our own sources; `context` may hold untrusted text anywhere."""
     pairs = [inline_script(source) for source in scripts]
+    allowed = " ".join(digest for _, digest in pairs)
     policy = (
-        f"default-src 'none'; script-src {' '.join(digest for _, digest in pairs) or chr(39) + 'none' + chr(39)}; "
+        f"default-src 'none'; script-src {allowed}; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
     )
     page = environment().get_template(template)
     style = Markup(asset("style.css"))  # noqa: S704 - our own file
-    return page.render(style=style, scripts=[source for source, _ in pairs], security_policy=policy, **context)
+    return page.render(
+        style=style, scripts=[source for source, _ in pairs], security_policy=policy, **context
+    )
 
 
 def write_page(page: str, out: Path) -> Path:
@@ -98,6 +101,6 @@ def write_page(page: str, out: Path) -> Path:
             Path(temporary).unlink(missing_ok=True)
     except OSError as error:
         raise RunError(
-            f"Cannot write the page {target}: {error.strerror or error}. Give another place, or free space there."
+            f"Cannot write the page {target}: {error.strerror or error}. Give another place, or make room."
         ) from error
     return target

@@ -1,4 +1,4 @@
-"""The lab's page: headline verdict, final table, checkpoints, curves, proxy and gold against drift, samples side by side.
+"""The lab's page: verdict, final table, checkpoints, curves, rewards against drift, samples side by side.
 
 `lab.json` stands in the lab folder, beside one run folder a policy:
 
@@ -8,12 +8,13 @@
      "reward_model": {"accuracy", "identity"},
      "policies": [{"name", "label", "path", "seconds"?}, …],          path relative to the lab folder
      "checkpoints": [{"name", "passed": bool|null, "measured", "threshold", "seed_reference"}],
-     "verdict": {"hacking": bool|null, "summary", "statements": [{"name", "established": bool|null, "text", "figure"}]},
+     "verdict": {"hacking": bool|null, "summary",
+                 "statements": [{"name", "established": bool|null, "text", "figure"}]},
      "sweep": [{"beta", "reward", "gold", "drift", "drift_stderr"}],
      "conventions": {…}, "checks": [{"name", "passed", "figure"}]}
 
-Every key may be missing; what is missing is named on the page. `seconds` of a policy, when given, stands in the table in
-place of the last training time in its metrics.
+Every key may be missing; what is missing is named on the page. `seconds` of a policy, when given, stands in
+the table in place of the last training time in its metrics.
 """
 
 from __future__ import annotations
@@ -31,7 +32,16 @@ from kleash.report.samples import Column, final_rows, side_by_side
 from kleash.report.table import Entry, ended_shares, measured_columns
 from kleash.report.text import finite, format_seconds, format_value
 
-EXPECTED_KEYS = ("policies", "checkpoints", "verdict", "conventions", "checks", "rule", "pairs", "reward_model")
+EXPECTED_KEYS = (
+    "policies",
+    "checkpoints",
+    "verdict",
+    "conventions",
+    "checks",
+    "rule",
+    "pairs",
+    "reward_model",
+)
 
 
 @dataclass
@@ -45,14 +55,16 @@ class Lab:
 
     @property
     def entries(self) -> list[Entry]:
-        return [Entry(run.label, run.evaluation, time) for run, time in zip(self.runs, self.seconds, strict=True)]
+        return [
+            Entry(run.label, run.evaluation, time) for run, time in zip(self.runs, self.seconds, strict=True)
+        ]
 
 
 def write_lab_report(lab_dir: Path) -> Path:
     """Write `lab_dir`/report.html from lab.json and the policies' run folders, and return its path.
 
-    Raises UsageError when lab.json is missing or broken, RunError when the page cannot be written; a missing policy
-    folder or file is named on the page.
+    Raises UsageError when lab.json is missing or broken, RunError when the page cannot be written; a policy's
+    missing folder or file is named on the page.
     """
     lab = read_lab(Path(lab_dir))
     return write_page(_page(lab), Path(lab_dir) / "report.html")
@@ -61,7 +73,9 @@ def write_lab_report(lab_dir: Path) -> Path:
 def read_lab(lab_dir: Path) -> Lab:
     """Read lab.json (format above) and the run folders it names."""
     if not lab_dir.is_dir():
-        raise UsageError(f"{lab_dir} is not a folder; expected the folder of a lab, as `kleash lab --out FOLDER` writes it.")
+        raise UsageError(
+            f"{lab_dir} is not a folder; expected a lab's folder, as `kleash lab --out FOLDER` writes it."
+        )
     facts = read_json_file(lab_dir / "lab.json", "the facts of a lab, as `kleash lab` writes them")
     lab = Lab(facts, [], [], [f"lab.json has no {key}." for key in EXPECTED_KEYS if not facts.get(key)])
     for number, policy in enumerate(view.records(facts.get("policies")), start=1):
@@ -92,7 +106,11 @@ def _page(lab: Lab) -> str:
     facts, entries = lab.facts, lab.entries
     labels = [run.label for run in lab.runs]
     series = [charts.Series(run.label, run.metrics) for run in lab.runs]
-    drift = [*charts.path_charts(series), charts.sweep_chart(view.records(facts.get("sweep"))), charts.frontier_chart(entries)]
+    drift = [
+        *charts.path_charts(series),
+        charts.sweep_chart(view.records(facts.get("sweep"))),
+        charts.frontier_chart(entries),
+    ]
     verdict = mapping(facts.get("verdict"))
     parts: dict[str, Any] = {
         "statements": view.statements(verdict),
@@ -100,7 +118,9 @@ def _page(lab: Lab) -> str:
         "checkpoints": view.checkpoints(facts.get("checkpoints")),
         "curves": charts.curve_charts(series, labels),
         "drift": [chart for chart in drift if chart is not None],
-        "samples": side_by_side([Column(run.label, final_rows(run.samples), at) for at, run in enumerate(lab.runs)]),
+        "samples": side_by_side(
+            [Column(run.label, final_rows(run.samples), at) for at, run in enumerate(lab.runs)]
+        ),
         "setup": _setup(facts),
         "conventions": dict(mapping(facts.get("conventions"))),
         "checks": view.checks(facts.get("checks")),
@@ -114,7 +134,9 @@ def _page(lab: Lab) -> str:
         summary=str(verdict.get("summary") or "No verdict was recorded."),
         tone=view.tone(verdict),
         facts=_facts(facts),
-        notes=lab.notes + view.mismatches(lab.runs),
+        notes=lab.notes
+        + [note for run in lab.runs for note in view.cautions(run)]
+        + view.mismatches(lab.runs),
         sections=_sections(parts),
         labels=labels,
         entries=entries,
@@ -140,7 +162,9 @@ def _facts(facts: Mapping[str, Any]) -> list[str]:
     if results:
         judged = [passed for passed in results if passed is not None]
         skipped = len(results) - len(judged)
-        shown.append(f"{sum(judged)} of {len(judged)} checkpoints passed" + (f", {skipped} skipped" if skipped else ""))
+        shown.append(
+            f"{sum(judged)} of {len(judged)} checkpoints passed" + (f", {skipped} skipped" if skipped else "")
+        )
     if finite(facts.get("seconds_total")) is not None:
         shown.append(f"{format_seconds(facts['seconds_total'])} in all")
     return shown
@@ -148,21 +172,39 @@ def _facts(facts: Mapping[str, Any]) -> list[str]:
 
 def _sections(parts: dict[str, Any]) -> list[tuple[str, str]]:
     shown = {
-        "statements": ("verdict", "Verdict"), "columns": ("table", "Final table"), "checkpoints": ("checkpoints", "Checkpoints"),
-        "curves": ("curves", "Training"), "drift": ("drift", "Proxy and gold"), "samples": ("samples", "Samples"),
-        "setup": ("setup", "How it was made"), "conventions": ("conventions", "Conventions"), "checks": ("checks", "Checks"),
-    }  # fmt: skip
+        "statements": ("verdict", "Verdict"),
+        "columns": ("table", "Final table"),
+        "checkpoints": ("checkpoints", "Checkpoints"),
+        "curves": ("curves", "Training"),
+        "drift": ("drift", "Proxy and gold"),
+        "samples": ("samples", "Samples"),
+        "setup": ("setup", "How it was made"),
+        "conventions": ("conventions", "Conventions"),
+        "checks": ("checks", "Checks"),
+    }
     return [shown[key] for key in shown if (parts[key].groups if key == "samples" else parts[key])]
 
 
 def _setup(facts: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    names = {"rule": "The hidden rule", "pairs": "Preference pairs", "reward_model": "Reward model", "machine": "Machine"}
+    names = {
+        "rule": "The hidden rule",
+        "pairs": "Preference pairs",
+        "reward_model": "Reward model",
+        "machine": "Machine",
+    }
     words = {
-        "positive": "positive words", "negative": "negative words", "cap_share": "share reaching the cap",
-        "crowding_share": "share penalised for crowding", "mean": "mean on the reference",
-        "held_out": "held-out pairs", "train": "training pairs", "sampled": "pairs sampled", "ties": "ties dropped",
-        "accuracy": "held-out accuracy", "identity": "trained on text of",
-    }  # fmt: skip
+        "positive": "positive words",
+        "negative": "negative words",
+        "cap_share": "share reaching the cap",
+        "crowding_share": "share penalised for crowding",
+        "mean": "mean on the reference",
+        "held_out": "held-out pairs",
+        "train": "training pairs",
+        "sampled": "pairs sampled",
+        "ties": "ties dropped",
+        "accuracy": "held-out accuracy",
+        "identity": "trained on text of",
+    }
     groups = []
     for key, name in names.items():
         items = mapping(facts.get(key))

@@ -22,8 +22,8 @@ def write_report(
 ) -> Path:
     """Write a self-contained page about one run folder, or comparing several, and return its path.
 
-    Reads only files of the run folders. A missing or half-written file is named on the page. `out` is the file to write,
-    or a folder (then report.html in it). Labels default to the folders' names.
+    Reads only files of the run folders. A missing or half-written file is named on the page. `out` is the file
+    to write, or a folder (then report.html in it). Labels default to the folders' names.
 
     Raises UsageError for a path that is not a run folder, RunError when the page cannot be written.
     """
@@ -31,7 +31,9 @@ def write_report(
         raise UsageError("No run folder was given; expected at least one, e.g. `kleash report runs/dpo`.")
     paths = [Path(path) for path in run_paths]
     if labels is not None and len(labels) != len(paths):
-        raise UsageError(f"{len(labels)} labels were given for {len(paths)} run folders; give one for each, in order.")
+        raise UsageError(
+            f"{len(labels)} labels were given for {len(paths)} run folders; give one for each, in order."
+        )
     names = list(labels) if labels is not None else unique_labels(paths)
     runs = [read_run(path, label) for path, label in zip(paths, names, strict=True)]
     return write_page(_page(runs, title), Path(out))
@@ -51,17 +53,18 @@ def _page(runs: list[RunFolder], title: str | None) -> str:
         "curves": charts.curve_charts(series, labels, first),
         "drift": [chart for chart in drift if chart is not None],
         "samples": _samples(runs),
-        "checks": [(run.label, found) for run in runs if (found := _checks(run))],
+        "checks": [(run.label, listed) for run in runs if (listed := _checks(run))],
         "conventions": _conventions(runs),
         "settings": [(run.label, run.config) for run in runs if run.config],
-        "manifests": [(run.label, found) for run in runs if (found := _provenance(run))],
+        "manifests": [(run.label, facts) for run in runs if (facts := _provenance(run))],
     }
     return render(
         "run.html.j2",
         view.scripts(parts["intervals"], parts["curves"], parts["drift"]),
         kicker="KLeash run" if single else f"KLeash comparison of {len(runs)} runs",
         title=title or (labels[0] if single else shorten(", ".join(labels), 90)),
-        notes=[note for run in runs for note in run.notes] + ([] if single else view.mismatches(runs)),
+        notes=[note for run in runs for note in run.notes + view.cautions(run)]
+        + ([] if single else view.mismatches(runs)),
         sections=_sections(parts, single),
         runs=runs,
         labels=labels,
@@ -70,6 +73,7 @@ def _page(runs: list[RunFolder], title: str | None) -> str:
         has_ended=ended_shares(entries),
         verdicts=[_headline(run) for run in runs if _verdict(run).get("summary")],
         facts=_facts(runs[0]) if single else [],
+        reward_parts=view.reward_parts(runs),
         differing=[] if single else _differing(runs),
         **parts,
     )
@@ -77,11 +81,16 @@ def _page(runs: list[RunFolder], title: str | None) -> str:
 
 def _sections(parts: dict[str, Any], single: bool) -> Sections:
     shown = {
-        "columns": ("table", "Measured" if single else "Comparison"), "statements": ("verdict", "Verdict"),
-        "curves": ("curves", "Training"), "drift": ("drift", "Proxy and gold"), "samples": ("samples", "Samples"),
-        "checks": ("checks", "Checks"), "conventions": ("conventions", "Conventions"),
-        "settings": ("settings", "Configuration"), "manifests": ("provenance", "Provenance"),
-    }  # fmt: skip
+        "columns": ("table", "Measured" if single else "Comparison"),
+        "statements": ("verdict", "Verdict"),
+        "curves": ("curves", "Training"),
+        "drift": ("drift", "Proxy and gold"),
+        "samples": ("samples", "Samples"),
+        "checks": ("checks", "Checks"),
+        "conventions": ("conventions", "Conventions"),
+        "settings": ("settings", "Configuration"),
+        "manifests": ("provenance", "Provenance"),
+    }
     return [shown[key] for key in shown if (parts[key].groups if key == "samples" else parts[key])]
 
 
@@ -96,7 +105,11 @@ def _headline(run: RunFolder) -> dict[str, str]:
 
 def _facts(run: RunFolder) -> list[str]:
     """One line under the title: method, model, seed, steps, time."""
-    facts = [f"{key} {format_value(run.config[key])}" for key in ("method", "model", "beta", "seed") if key in run.config]
+    facts = [
+        f"{key} {format_value(run.config[key])}"
+        for key in ("method", "model", "beta", "seed")
+        if key in run.config
+    ]
     steps = [row["step"] for row in run.metrics if isinstance(row.get("step"), int)]
     if steps:
         facts.append(f"{max(steps)} steps")
@@ -116,10 +129,15 @@ def _checks(run: RunFolder) -> list[view.Check]:
 
 
 def _conventions(runs: list[RunFolder]) -> list[tuple[str, dict[str, Any]]]:
-    """Conventions of each run, from its evaluation and manifest; runs that agree are shown once."""
+    """Conventions and settings of each run's measurement and training; runs that agree are shown once."""
     found: list[tuple[str, dict[str, Any]]] = []
     for run in runs:
-        items = view.without(run.manifest.get("conventions", {})) | view.without(run.evaluation.get("conventions", {}))
+        items = view.without(run.manifest.get("conventions", {})) | view.without(
+            run.evaluation.get("conventions", {})
+        )
+        items |= {
+            name: value for name, value in view.measurement(run).items() if name != "seconds of measuring"
+        }
         for index, (label, known) in enumerate(found):
             if known == items:
                 found[index] = (f"{label}, {run.label}", known)

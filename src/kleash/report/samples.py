@@ -53,23 +53,32 @@ def side_by_side(columns: Sequence[Column]) -> SideBySide:
                 continue
             plain += "tokens" not in sample
             cell.append(sample)
-    groups = [{"prompt": prompt, "cells": cell} for prompt, cell in list(cells.items())[:MOST_PROMPTS]]
+    shown = dict(list(cells.items())[:MOST_PROMPTS])
+    everything = [sample for row in shown.values() for cell in row for sample in cell]
+    if not any(sample.get("ended") for sample in everything):
+        for sample in everything:  # a fixed length: "did not end" would say nothing
+            sample.pop("ended", None)
+    groups: list[dict[str, Any]] = [{"prompt": prompt, "cells": row} for prompt, row in shown.items()]
+    most = max((len(cell) for row in shown.values() for cell in row), default=0)
+    heads = [{"label": visible(column.label), "colour": column.colour} for column in columns]
+    return SideBySide(heads, groups, most, _left_out(cut, len(cells), broken, plain))
+
+
+def _left_out(cut: int, prompts: int, broken: int, plain: int) -> list[str]:
+    """What the page does not show, in sentences."""
     notes = []
     if cut:
-        notes.append(f"The first {MOST_SAMPLES} samples of a policy are shown for each prompt; {cut} more are in the run folders.")
-    if len(cells) > MOST_PROMPTS:
-        notes.append(f"The first {MOST_PROMPTS} of {len(cells)} prompts are shown.")
+        notes.append(
+            f"The first {MOST_SAMPLES} samples of a policy are shown for each prompt; "
+            f"{cut} more are in the run folders."
+        )
+    if prompts > MOST_PROMPTS:
+        notes.append(f"The first {MOST_PROMPTS} of {prompts} prompts are shown.")
     if broken:
         notes.append(f"{broken} sample row(s) without a text prompt and response are left out.")
     if plain:
         notes.append(f"{plain} sample(s) carry no usable log-probabilities and are shown without colour.")
-    everything = [sample for group in groups for cell in group["cells"] for sample in cell]
-    if not any(sample.get("ended") for sample in everything):
-        for sample in everything:  # a fixed length: "did not end" would say nothing
-            sample.pop("ended", None)
-    most = max((len(cell) for group in groups for cell in group["cells"]), default=0)
-    heads = [{"label": visible(column.label), "colour": column.colour} for column in columns]
-    return SideBySide(heads, groups, most, notes)
+    return notes
 
 
 def _sample(row: Row) -> dict[str, Any] | None:
@@ -97,7 +106,10 @@ def _tokens(row: Row) -> list[list[Any]]:
         return []
     exact = kl if isinstance(kl, list) and len(kl) == len(texts) else [None] * len(texts)
     return [
-        [visible(text), *(None if (number := finite(value)) is None else round(number, 3) for value in numbers)]
+        [
+            visible(text),
+            *(None if (number := finite(value)) is None else round(number, 3) for value in numbers),
+        ]
         for text, *numbers in zip(texts, logp, logp_ref, exact, strict=True)
     ]
 
@@ -112,7 +124,7 @@ def final_rows(rows: Sequence[Row], reference: bool = False) -> list[Row]:
 
 
 def columns_over_time(rows: Sequence[Row], most: int = 4) -> list[Column]:
-    """Columns for one run: the reference if its samples are there, then the policy at up to `most` steps, last included."""
+    """Columns for one run: the reference if sampled, then the policy at up to `most` steps, first and last too."""
     columns = []
     before = final_rows(rows, reference=True)
     policy = [row for row in rows if row.get("policy") != "reference"]

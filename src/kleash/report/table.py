@@ -1,4 +1,4 @@
-"""The table every comparison ends with: one row a policy, the same columns on the page and in the terminal."""
+"""The table every comparison ends with: one row a policy, alike on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -27,11 +27,21 @@ class Column:
 COLUMNS = (
     Column("reward", "Reward", "", "the proxy that training optimises, on the policy's own samples"),
     Column("gold", "Gold", "", "the independent judge"),
-    Column("drift", "Drift", "nats", "KL(policy‖reference), exact over the vocabulary, summed over the response"),
+    Column(
+        "drift", "Drift", "nats", "KL(policy‖reference), exact over the vocabulary, summed over the response"
+    ),
     Column("kl_k1", "k1", "nats", "sampled estimate of drift: log-ratio"),
-    Column("kl_k2", "k2", "nats", "sampled estimate of drift: half the squared log-ratio, per token (biased)"),
+    Column(
+        "kl_k2", "k2", "nats", "sampled estimate of drift: half the squared log-ratio, per token (biased)"
+    ),
     Column("kl_k3", "k3", "nats", "sampled estimate of drift: ratio − 1 − log-ratio, inverse ratio"),
-    Column("distinct_bigrams", "Distinct bigrams", "share", "distinct / total token bigrams over one prompt's samples", "Bigrams"),
+    Column(
+        "distinct_bigrams",
+        "Distinct bigrams",
+        "share",
+        "distinct / total token bigrams over one prompt's samples",
+        "Bigrams",
+    ),
     Column("length", "Length", "tokens", "tokens per response"),
     Column("entropy", "Entropy", "nats/token", "mean entropy of the next-token distribution", "-"),
 )
@@ -39,7 +49,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One policy of a table: label, evaluation (a mapping as in evaluation.json, or an Evaluation), training seconds."""
+    """One policy of a table; its evaluation is a mapping as in evaluation.json, or an Evaluation."""
 
     label: str
     evaluation: Any
@@ -67,12 +77,16 @@ def measured_columns(entries: Sequence[Entry]) -> list[Column]:
 
 def ended_shares(entries: Sequence[Entry]) -> bool:
     """Whether to show which share of the responses ended: not where their length was fixed beforehand."""
-    return any(finite(entry.value("ended")) is not None and not entry.value("fixed_length") for entry in entries)
+    return any(
+        finite(entry.value("ended")) is not None and not entry.value("fixed_length") for entry in entries
+    )
 
 
 def final_table(entries: Sequence[Entry], title: str | None = None) -> Table:
-    """The final table for the terminal (rich): means with standard errors beneath, seconds of training last."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, caption_justify="left")
+    """The final table for the terminal (rich): means with standard errors beneath, training time last."""
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False, caption_justify="left"
+    )
     table.caption = "± one standard error, clustered by prompt; drift and k1–k3 in nats"
     table.add_column("Policy", overflow="fold")
     columns = [column for column in measured_columns(entries) if column.short != "-"]

@@ -13,7 +13,8 @@ ABSENT = "–"
 MINUS = "\u2212"
 
 # Characters that would be invisible, would reorder the page around them, or cannot be written as UTF-8:
-# controls other than tab and newline, bidirectional and zero-width formatting, line and paragraph separators, surrogates.
+# controls other than tab and newline, bidirectional and zero-width formatting, line separators, surrogates.
+# The zero-width joiners U+200C and U+200D stay: emoji and several scripts are spelled with them.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -21,7 +22,7 @@ _UNSAFE = re.compile(
 
 
 def visible(text: str) -> str:
-    r"""`text` with unsafe characters spelled out, e.g. "\x1b" or "\ud83d"; the result always encodes as UTF-8.
+    r"""`text` with unsafe characters spelled out, e.g. ␛ or "\ud83d"; the result encodes as UTF-8.
 
     Surrogates that form a pair are joined first, as JSON writers in other languages leave them.
     """
@@ -53,7 +54,7 @@ def shorten(text: str, width: int) -> str:
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured mean with its standard error (None when there is only one prompt) and the number of samples."""
+    """A measured mean with its standard error (None for a single prompt) and number of samples."""
 
     mean: float
     stderr: float | None = None
@@ -74,7 +75,7 @@ def finite(value: Any) -> float | None:
 
 
 def figure(value: Any) -> Figure | None:
-    """A Figure from a number, a mapping or an object with `mean`, `stderr`, `count`; None when not measured."""
+    """A Figure from a number, or from what has `mean`, `stderr` and `count`; None when not measured."""
     number = finite(value)
     if number is not None:
         return Figure(number)
@@ -103,7 +104,7 @@ def format_number(value: Any, decimals: int | None = None) -> str:
 
 
 def format_figure(value: Figure | None) -> tuple[str, str]:
-    """Mean and standard error as text, to one significant digit of the error (two where it starts with 1 or 2)."""
+    """Mean and standard error as text, to the error's first digit (its second where that is 1 or 2)."""
     if value is None:
         return ABSENT, ""
     if not value.stderr:

@@ -1,4 +1,4 @@
-"""Parts of files -> what the templates show: verdicts, checks and settings, tolerant of missing or odd entries."""
+"""Parts of files -> what the templates show: verdicts, checks, settings; tolerant of odd entries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from kleash.report.charts import series_colour
 from kleash.report.folder import RunFolder, mapping
 from kleash.report.html import asset, chart_library
+from kleash.report.text import Figure, figure, finite, format_number, format_value
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,21 @@ def _truth(value: Any) -> bool | None:
 
 
 def _words(value: Any) -> str:
+    """Text as it is, a number formatted, nothing for None."""
+    if finite(value) is not None:
+        return format_number(value)
     return "" if value is None else str(value)
 
 
 def statements(verdict: Mapping[str, Any]) -> list[Statement]:
     """The statements of a verdict as evaluation.json and lab.json hold them."""
     return [
-        Statement(_words(item.get("name")), _truth(item.get("established")), _words(item.get("text")), _words(item.get("figure")))
+        Statement(
+            _words(item.get("name")),
+            _truth(item.get("established")),
+            _words(item.get("text")),
+            _words(item.get("figure")),
+        )
         for item in records(verdict.get("statements"))
     ]
 
@@ -65,9 +74,13 @@ def statements(verdict: Mapping[str, Any]) -> list[Statement]:
 def checks(value: Any) -> list[Check]:
     """Checks as a list of {"name", "passed", "figure"}, or as a mapping of name -> passed."""
     if isinstance(value, Mapping):
-        return [Check(str(name), _truth(passed), "" if isinstance(passed, bool) else _words(passed)) for name, passed in value.items()]
+        return [
+            Check(str(name), _truth(passed), "" if isinstance(passed, bool) else _words(passed))
+            for name, passed in value.items()
+        ]
     return [
-        Check(_words(item.get("name")), _truth(item.get("passed")), _words(item.get("figure"))) for item in records(value)
+        Check(_words(item.get("name")), _truth(item.get("passed")), _words(item.get("figure")))
+        for item in records(value)
     ]
 
 
@@ -84,7 +97,7 @@ def checkpoints(value: Any) -> list[Checkpoint]:
 
 
 def tone(verdict: Mapping[str, Any]) -> str:
-    """How the verdict box is coloured: bad when hacking is established, good when it was looked for and is not."""
+    """How the verdict box is coloured: bad where hacking is established, good where it was looked for."""
     return {True: "bad", False: "good", None: "open"}[_truth(verdict.get("hacking"))]
 
 
@@ -98,17 +111,65 @@ def scripts(*charts: Sequence[Any]) -> list[str]:
     return ([chart_library()] if any(charts) else []) + [asset("page.js")]
 
 
+MEASUREMENT = {
+    "prompts": "prompts",
+    "samples_per_prompt": "samples per prompt",
+    "max_new_tokens": "longest response, tokens",
+    "temperature": "temperature",
+    "fixed_length": "fixed length",
+    "seed": "seed",
+    "seconds": "seconds of measuring",
+    "sampler_gap": "sampled against recomputed log-prob, mean gap",
+}
+
+
+def measurement(run: RunFolder) -> dict[str, Any]:
+    """How a run was measured, in words."""
+    return {
+        name: run.evaluation[key] for key, name in MEASUREMENT.items() if run.evaluation.get(key) is not None
+    }
+
+
+def cautions(run: RunFolder) -> list[str]:
+    """What the measurement itself warns of: its warnings, and responses without a reward."""
+    warnings = run.evaluation.get("warnings")
+    found = [f"{run.label}: {warning}" for warning in warnings] if isinstance(warnings, list) else []
+    for name, count in mapping(run.evaluation.get("missing")).items():
+        if finite(count):
+            found.append(
+                f"{run.label}: {format_number(count)} responses have no {name}; its mean is over the others."
+            )
+    return found
+
+
+def reward_parts(runs: Sequence[RunFolder]) -> list[tuple[str, list[Figure | None]]]:
+    """Each part of a combined reward, with its mean in every run."""
+    parts = [mapping(run.evaluation.get("reward_parts")) for run in runs]
+    names = dict.fromkeys(name for part in parts for name in part)
+    return [(str(name), [figure(part.get(name)) for part in parts]) for name in names]
+
+
 def mismatches(runs: Sequence[RunFolder]) -> list[str]:
-    """Why the runs should not be compared number by number: other prompts, or other settings of the measurement."""
+    """Why the runs' numbers should not be set side by side: other prompts, or other settings."""
     found = []
-    for key, name in (
-        ("prompts", "held-out prompts"), ("samples_per_prompt", "samples per prompt"), ("max_new_tokens", "response length limit"),
-        ("temperature", "temperature"), ("fixed_length", "fixed length"),
-    ):  # fmt: skip
+    for key in (
+        "prompts",
+        "prompts_hash",
+        "samples_per_prompt",
+        "max_new_tokens",
+        "temperature",
+        "fixed_length",
+    ):
         values = {run.label: run.evaluation[key] for run in runs if key in run.evaluation}
-        if len({str(value) for value in values.values()}) > 1:
-            said = "" if key == "prompts" else ": " + ", ".join(f"{label} {value}" for label, value in values.items())
-            found.append(f"The runs were measured with different {name}{said}; compare their numbers with care.")
+        if len({str(value) for value in values.values()}) < 2:
+            continue
+        if key == "prompts_hash":
+            found.append("The runs were measured on different prompts; compare their numbers with care.")
+            continue
+        said = ", ".join(f"{label} {format_value(value)}" for label, value in values.items())
+        found.append(
+            f"The runs were measured with different settings, {MEASUREMENT[key]}: {said}; compare with care."
+        )
     prompts = [frozenset(str(row.get("prompt")) for row in run.samples) for run in runs if run.samples]
     if len(set(prompts)) > 1:
         found.append("The sampled prompts differ between the runs; only shared prompts stand side by side.")

@@ -44,8 +44,8 @@
   const goldParts = draw(right, "g", {class: "gold-parts"});
   draw(goldParts, "path", {d: line("gold"), class: "line gold"});
   const best = dial.peak();
-  draw(goldParts, "line", {x1: x(best.kl), x2: x(best.kl), y1: y(best.gold) - 8, y2: y(best.gold) - 26, class: "pointer"});
-  draw(goldParts, "text", {x: x(best.kl) + 5, y: y(best.gold) - 28, class: "note"}, `gold peaks, β ${best.beta.toFixed(2)}`);
+  draw(goldParts, "line", {x1: x(best.kl), x2: x(best.kl), y1: y(best.gold) + 6, y2: y(-0.3), class: "pointer"});
+  draw(goldParts, "text", {x: x(best.kl) - 4, y: y(-0.3) + 14, class: "note"}, `gold peaks, β ${best.beta.toFixed(2)}`);
   const question = draw(right, "text", {x: x(2.3), y: y(-0.45), class: "question"}, "gold: predict first");
   const dots = {proxy: draw(right, "circle", {r: 6, class: "proxy"}), gold: draw(goldParts, "circle", {r: 6, class: "gold"})};
 
