@@ -1,8 +1,10 @@
-"""Tiny tokenizers, built here, and chat templates of the kinds that have caused trouble."""
+"""Tiny tokenizers, chat templates of the kinds that have caused trouble, and real data where present."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +75,7 @@ def _metaspace_model() -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def make_tokenizer() -> Callable[..., Any]:
-    """make_tokenizer("bytes"|"words"|"metaspace", template=…, adds_bos=…, merges=…, words=…, bos=, eos=, pad=)."""
+    """make_tokenizer("bytes"|"words"|"metaspace", template=…, adds_bos=…, merges=…, …) -> a tokenizer."""
 
     def make(
         kind: str = "bytes",
@@ -107,3 +109,23 @@ def make_tokenizer() -> Callable[..., Any]:
         return tokenizer
 
     return make
+
+
+def _shared_data(name: str) -> Path:
+    folder = os.environ.get("KLEASH_SHARED") or Path(__file__).parents[3] / "shared"
+    path = Path(folder) / "data" / name
+    if not path.exists():
+        pytest.skip(f"needs {path} (its folder is set by KLEASH_SHARED)")
+    return path
+
+
+@pytest.fixture
+def hh() -> Path:
+    """1500 pairs of HH transcripts."""
+    return _shared_data("hh-rlhf-harmless-test.jsonl.gz")
+
+
+@pytest.fixture
+def gsm8k() -> Path:
+    """Grade-school problems with the columns question and answer."""
+    return _shared_data("gsm8k-test.jsonl")

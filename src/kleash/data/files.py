@@ -174,7 +174,7 @@ def _json(path: Path, data: bytes) -> Iterator[tuple[int, Record]]:
     for number, value in lines:
         if not isinstance(value, dict):
             raise UsageError(
-                f"{path}, row {number}: expected a JSON object of columns, found {_short(value)}."
+                f"{path}, row {number}: expected a JSON object of columns, found {short(value)}."
             )
         yield number, value
 
@@ -200,7 +200,7 @@ def _parse_json(path: Path, number: int, text: str) -> Any:
     except json.JSONDecodeError as error:
         raise UsageError(
             f"{path}, row {number}: not valid JSON ({error.msg}, line {error.lineno}, column {error.colno}): "
-            f"{_short(text)}. Write one JSON object a line, or one array of objects."
+            f"{short(text)}. Write one JSON object a line, or one array of objects."
         ) from error
 
 
@@ -246,7 +246,7 @@ def _parquet(path: Path, data: bytes) -> list[Record]:
     return records
 
 
-def _short(value: Any, width: int = 80) -> str:
+def short(value: Any, width: int = 80) -> str:
     """A value as it can stand in an error message."""
     text = repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -71,8 +71,11 @@ class Layout:
             opening = self._render(messages[:turn], True, number)
             closed = self._render(messages[: turn + 1], False, number)
             spans.append((_beyond(opening, done, number, turn), False))
-            spans.append((self._to_end_token(_beyond(closed, opening, number, turn)), True))
-            done = opening + spans[-1][0]
+            text = self._to_end_token(_beyond(closed, opening, number, turn))
+            if not text.strip():
+                raise UsageError(f"Row {number}: the chat template prints nothing for turn {turn + 1}.")
+            spans.append((text, True))
+            done = opening + text
         return spans
 
     def _to_end_token(self, turn: str) -> str:

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from kleash.data.files import Record, short
 from kleash.data.transcripts import HUMAN, Message, is_transcript, last_prompt, shared_prompt
 
 Kind = Literal["demonstrations", "preferences", "ranked", "unpaired", "prompts", "stepwise"]
 Text = str | list[Message]
-Record = dict[str, Any]
 
 
 class RowFault(Exception):
@@ -129,9 +129,8 @@ def _demonstration(record: Record, number: int) -> Demonstration:
 
 def _preference(record: Record, number: int) -> Preference:
     """From chosen and rejected, with the prompt in its own column or as what both begin with."""
-    chosen, rejected = _same_sort(
-        *(_text(record, column, "preferences") for column in ("chosen", "rejected"))
-    )
+    chosen, rejected = (_text(record, column, "preferences") for column in ("chosen", "rejected"))
+    chosen, rejected = _as_answer(rejected, chosen), _as_answer(chosen, rejected)
     given = _text(record, "prompt", "preferences") if "prompt" in record else None
     prompt, chosen, rejected = _split_pair(given, chosen, rejected)
     for text, column in ((chosen, "chosen"), (rejected, "rejected")):
@@ -139,7 +138,7 @@ def _preference(record: Record, number: int) -> Preference:
         _check_one_turn(prompt, text, column)
     if _bare(chosen) == _bare(rejected):
         raise Useless(
-            "chosen and rejected are the same", f"'chosen' and 'rejected' are the same: {_short(chosen)}."
+            "chosen and rejected are the same", f"'chosen' and 'rejected' are the same: {short(chosen)}."
         )
     columns = _others(record, ["prompt", "chosen", "rejected"])
     return Preference(prompt=prompt, chosen=chosen, rejected=rejected, number=number, columns=columns)
@@ -244,7 +243,7 @@ def _text(record: Record, name: str, kind: Kind) -> Text:
     found = (
         f"a dict with keys {list(value)}"
         if isinstance(value, Mapping)
-        else f"{type(value).__name__} {_short(value)}"
+        else f"{type(value).__name__} {short(value)}"
     )
     raise Malformed(
         f"'{name}' is not text",
@@ -258,7 +257,7 @@ def _messages(record: Record, name: str) -> list[Message]:
     if not isinstance(value, (list, tuple)) or not value:
         raise Malformed(
             f"'{name}' is not messages",
-            f"'{name}' must be a non-empty list of messages, not {_short(value)}.",
+            f"'{name}' must be a non-empty list of messages, not {short(value)}.",
         )
     return [_message(message, name, i) for i, message in enumerate(value)]
 
@@ -266,7 +265,7 @@ def _messages(record: Record, name: str) -> list[Message]:
 def _message(value: Any, name: str, position: int) -> Message:
     where = f"'{name}'[{position}]"
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str) or "content" not in value:
-        found = f"keys {list(value)}" if isinstance(value, Mapping) else _short(value)
+        found = f"keys {list(value)}" if isinstance(value, Mapping) else short(value)
         raise Malformed(
             f"'{name}' is not messages",
             f'{where} must be {{"role": "user", "content": "text"}}; found {found}.',
@@ -278,7 +277,7 @@ def _message(value: Any, name: str, position: int) -> Message:
         content = "".join(str(part.get("text") or "") for part in content)
     if not isinstance(content, str):
         raise Malformed(
-            f"'{name}' holds no text", f"{where} has content {_short(content)}, where text is expected."
+            f"'{name}' holds no text", f"{where} has content {short(content)}, where text is expected."
         )
     return {key: item for key, item in value.items() if item is not None} | {"content": content}
 
@@ -292,7 +291,7 @@ def _list(record: Record, name: str, kind: Kind, types: type | tuple[type, ...])
     ):
         raise Malformed(
             f"'{name}' is not a list as expected",
-            f"'{name}' is {_short(value)}; expected a non-empty list as in {EXAMPLES[kind]}.",
+            f"'{name}' is {short(value)}; expected a non-empty list as in {EXAMPLES[kind]}.",
         )
     return list(value)
 
@@ -312,7 +311,7 @@ def _label(value: Any, name: str) -> bool:
     key = str(value).strip().lower()
     if key not in words:
         raise Malformed(
-            f"'{name}' is not true or false", f"'{name}' is {_short(value)}; expected true or false."
+            f"'{name}' is not true or false", f"'{name}' is {short(value)}; expected true or false."
         )
     return words[key]
 
@@ -352,8 +351,9 @@ def _split_messages(messages: list[Message]) -> tuple[list[Message], list[Messag
 
 def _split_pair(given: Text | None, chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
     """Prompt and two answers, where the answers may repeat the prompt or hold it alone."""
-    if isinstance(chosen, str) or isinstance(rejected, str):
+    if isinstance(chosen, str) and isinstance(rejected, str):
         return _split_strings(given, chosen, rejected)
+    assert not isinstance(chosen, str) and not isinstance(rejected, str)  # of one sort by now
     if chosen[0]["role"] == "assistant" or rejected[0]["role"] == "assistant":
         if given is None:
             raise Malformed(
@@ -371,18 +371,14 @@ def _split_pair(given: Text | None, chosen: Text, rejected: Text) -> tuple[Text,
         raise Malformed(
             "prompt and answers disagree",
             f"'chosen' and 'rejected' are whole conversations that share {len(prompt)} first messages, which "
-            f"must be the prompt{'' if given is None else f', but the column says {_short(given)}'}.",
+            f"must be the prompt{'' if given is None else f', but the column says {short(given)}'}.",
         )
     return prompt, chosen[cut:], rejected[cut:]
 
 
-def _split_strings(given: Text | None, chosen: Text, rejected: Text) -> tuple[Text, Text, Text]:
+def _split_strings(given: Text | None, chosen: str, rejected: str) -> tuple[Text, Text, Text]:
     if given is not None and not isinstance(given, str):
         return given, _as_answer(given, chosen), _as_answer(given, rejected)
-    if not isinstance(chosen, str) or not isinstance(rejected, str):
-        raise Malformed(
-            "two sorts of answer", "one of 'chosen' and 'rejected' is a string, the other messages."
-        )
     if given is not None:
         repeated = is_transcript(given) and chosen.startswith(given) and rejected.startswith(given)
         return (
@@ -392,8 +388,8 @@ def _split_strings(given: Text | None, chosen: Text, rejected: Text) -> tuple[Te
     if not prompt:
         raise Malformed(
             "no prompt",
-            f"no column 'prompt', and 'chosen' and 'rejected' share no beginning: {_short(chosen)} and "
-            f"{_short(rejected)}. Expected a row like {EXAMPLES['preferences']}.",
+            f"no column 'prompt', and 'chosen' and 'rejected' share no beginning: {short(chosen)} and "
+            f"{short(rejected)}. Expected a row like {EXAMPLES['preferences']}.",
         )
     return prompt, chosen[len(prompt) :], rejected[len(prompt) :]
 
@@ -456,8 +452,3 @@ def _check_encodable(value: Any, path: str = "") -> None:
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
             _check_encodable(item, f"{path}[{i}]")
-
-
-def _short(value: Any, width: int = 80) -> str:
-    text = repr(value)
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -82,6 +82,8 @@ def tokenise_demonstrations(
     one left without a trained token is dropped and counted. Raises UsageError naming the row where a template
     cannot be followed, and when no row is left.
     """
+    if train_on not in ("last", "assistant"):
+        raise UsageError(f"train_on='{train_on}' must be last or assistant.")
     encoder = _Encoder(tokenizer, chat)
     fit = _Fit(max_length, truncation, encoder.prefix)
     items = []
