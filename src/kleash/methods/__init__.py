@@ -1,0 +1,9 @@
+"""The table of methods: one entry, one file. Nothing else in the library lists them."""
+
+from kleash.methods import dpo, reinforce, reward, sft
+from kleash.methods.base import Method
+from kleash.methods.options import TrainConfig
+
+METHODS: dict[str, Method] = {m.name: m for m in (sft.METHOD, reward.METHOD, reinforce.METHOD, dpo.METHOD)}
+
+__all__ = ["METHODS", "Method", "TrainConfig"]

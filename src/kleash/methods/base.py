@@ -1,0 +1,106 @@
+"""What a method is: a Config, a loss over a batch, and how its rows become batches. The loop knows nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kleash.data.sources import Kind
+from kleash.data.tokenise import Tokenised
+from kleash.methods.options import TrainConfig
+
+Sums = dict[
+    str, tuple[float, float]
+]  # name -> (sum, count): the mean over micro-batches and processes is sum / count
+
+
+@dataclass
+class Models:
+    """Everything a loss may look at. `policy` is what is trained; the reference never learns."""
+
+    policy: nn.Module
+    tokenizer: Any
+    reference: nn.Module | None = None
+    reward: Callable[..., Any] | None = None
+    gold: Callable[..., Any] | None = None
+    reference_logps: Tensor | None = (
+        None  # (items, responses of an item): log π_ref(y|x) by data-set position, if cached
+    )
+
+
+@dataclass
+class LossOutput:
+    """The loss of each item of a batch (a token, a pair, a response), to be summed and divided by the step's count."""
+
+    per_item: Tensor
+    metrics: Sums = field(default_factory=dict)
+
+
+@dataclass
+class Collected:
+    """What an online method made of its prompts: micro-batches to train on, metrics, and samples worth keeping."""
+
+    micro_batches: list[Any]
+    metrics: Sums = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Context:
+    """Where an online step stands. `gather` joins equally shaped tensors of all processes along their first axis."""
+
+    step: int
+    generator: torch.Generator
+    gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    keep_samples: bool = False
+    exact_kl: bool = False
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the table of methods.
+
+    kind: the rows it reads. tokenise(rows, tokenizer, config) -> Tokenised. loss(models, batch, config) -> LossOutput and
+    count(batch) -> items in it. An offline method has collate(items, pad_id, index) and rows_per_item; an online one
+    collect(models, prompts, config, context) instead, and probe, which measures without making micro-batches. build(model, tokenizer, config) -> the module to train, the model
+    itself unless given. finish(policy, batches, config) -> a record kept with the model and in evaluation.json.
+    """
+
+    name: str
+    summary: str
+    config: type[TrainConfig]
+    kind: Kind
+    tokenise: Callable[..., Tokenised[Any]]
+    loss: Callable[[Models, Any, Any], LossOutput]
+    count: Callable[[Any], int]
+    conventions: Callable[[Any], Mapping[str, str]]
+    collate: Callable[..., Any] | None = None
+    rows_per_item: int = 1
+    collect: Callable[[Models, Sequence[Any], Any, Context], Collected] | None = None
+    probe: Callable[[Models, Sequence[Any], Any, Context], Collected] | None = None
+    build: Callable[..., nn.Module] | None = None
+    finish: Callable[[Any, Iterable[Any], Any], dict[str, Any]] | None = None
+    initial_loss: Callable[[Any], float] | None = None
+    uses_reference: bool = False
+    sums: Callable[..., Tensor] | None = (
+        None  # (model, batch) -> (items, responses): what the reference cache holds
+    )
+
+    @property
+    def online(self) -> bool:
+        """Whether it trains on text it samples itself."""
+        return self.collect is not None
+
+    @property
+    def generates(self) -> bool:
+        """Whether what it trains is a language model, whose samples can be measured."""
+        return self.build is None
+
+
+def total(values: Tensor, count: float | None = None) -> tuple[float, float]:
+    """A metric of a batch as (sum, count), detached from the graph."""
+    return float(values.detach().double().sum()), float(values.numel() if count is None else count)

@@ -1,0 +1,120 @@
+"""What a person sees while a run goes on: a bar with speed and time left in a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console as RichConsole
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+SHOWN = 5  # metrics beside the bar
+QUIET_SECONDS = 15.0  # between lines where there is no terminal
+
+
+class _Speed(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.speed or 0.0
+        if speed <= 0:
+            return Text("")
+        return Text(f"{speed:.2f} it/s" if speed >= 1 else f"{1 / speed:.1f} s/it")
+
+
+class Console:
+    """Progress and notes on standard error; silent when `quiet`."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.rich = RichConsole(stderr=True, quiet=quiet)
+
+    def note(self, text: str) -> None:
+        """One line for the user."""
+        self.rich.print(escape(text), highlight=False, soft_wrap=True)
+
+    @contextmanager
+    def steps(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
+        """A bar over `total` steps, `done` of them already behind."""
+        if self.quiet or not self.rich.is_terminal:
+            yield Lines(self, name, total)
+            return
+        progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            _Speed(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=self.rich,
+            speed_estimate_period=60,
+        )
+        with progress:
+            yield Live(progress, progress.add_task(name, total=total, completed=done, figures=""))
+
+
+class Bar:
+    """Where a loop reports; does nothing by itself."""
+
+    def update(self, done: int, values: dict[str, Any]) -> None:
+        """`done` steps are behind, with these metrics."""
+
+    def progress(self, done: int, total: int, note: str) -> None:
+        """The same for library functions that count their own work."""
+        self.update(done, {})
+
+
+class Live(Bar):
+    """A rich progress bar."""
+
+    def __init__(self, progress: Progress, task: Any) -> None:
+        self.bar, self.task = progress, task
+
+    def update(self, done: int, values: dict[str, Any]) -> None:
+        """See Bar."""
+        self.bar.update(self.task, completed=done, **({"figures": figures(values)} if values else {}))
+
+    def progress(self, done: int, total: int, note: str) -> None:
+        """See Bar."""
+        self.bar.update(self.task, completed=done, total=total)
+
+
+class Lines(Bar):
+    """A line of text now and then, with speed and time left."""
+
+    def __init__(self, console: Console, name: str, total: int) -> None:
+        self.console, self.name, self.total = console, name, total
+        self.started = self.shown = time.monotonic()
+        self.first: int | None = None
+
+    def update(self, done: int, values: dict[str, Any]) -> None:
+        """See Bar."""
+        now = time.monotonic()
+        self.first = done - 1 if self.first is None else self.first
+        if now - self.shown < QUIET_SECONDS and done < self.total:
+            return
+        self.shown = now
+        each = (now - self.started) / max(1, done - self.first)
+        left = each * (self.total - done)
+        self.console.note(
+            f"{self.name} {done}/{self.total}  {each:.2f} s/it  {left:.0f} s left  {figures(values)}"
+        )
+
+
+def figures(values: dict[str, Any]) -> str:
+    """The loss and the first few metrics, short."""
+    names = [
+        n for n in values if n == "loss" or ("/" in n and not n.startswith(("optim/", "time/", "tokens/")))
+    ]
+    names.sort(key=lambda n: n != "loss")
+    return "  ".join(f"{n} {values[n]:.4g}" for n in names[:SHOWN] if isinstance(values[n], int | float))
