@@ -1,0 +1,50 @@
+"""The two judges of a measurement, and what they make of rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from kleash.rewards import CombinedReward, ModelReward, Reward, Scores, call_reward, load_reward
+from kleash.rewards.call import TIMEOUT
+from kleash.sampling import Rollouts
+
+
+@dataclass(frozen=True)
+class Judges:
+    """The reward that is optimised and the gold that is not, each loaded or None, and how they are called.
+
+    With `score_unfinished=False` a response that did not end by itself has no score.
+    """
+
+    reward: Reward | None = None
+    gold: Reward | None = None
+    timeout: float | None = TIMEOUT
+    score_unfinished: bool = True
+
+    def scores(self, judge: Reward | None, rollouts: Rollouts) -> Scores | None:
+        """One judge's scores of the rollouts; None without a judge."""
+        if judge is None:
+            return None
+        scores = call_reward(judge, rollouts, self.timeout)
+        if not self.score_unfinished:
+            for values in (scores.values, *scores.parts.values()):
+                values[~rollouts.ended] = torch.nan
+            scores.missing = int(scores.values.isnan().sum())
+        return scores
+
+
+def load_judge(spec: Any, tokenizer: PreTrainedTokenizerBase) -> Reward | None:
+    """A reward from an option's value, None for None; UsageError where a reward model cannot read the
+    policy's ids.
+    """
+    if spec is None:
+        return None
+    judge = load_reward(spec)
+    for part in judge.rewards.values() if isinstance(judge, CombinedReward) else [judge]:
+        if isinstance(part, ModelReward):
+            part.check_tokenizer(tokenizer)
+    return judge
