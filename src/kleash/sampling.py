@@ -1,8 +1,8 @@
 """Prompts to rollouts: sampled responses with the log-probabilities they were sampled with.
 
 A prompt sampled several times is prefilled once and its keys and values are copied to its group. The cache is
-allocated once, rows that have ended leave the batch, and each token's log-probability is kept as it is drawn, under
-the same temperature and support that training will use.
+allocated once, rows that have ended leave the batch, and each token's log-probability is kept as it is
+drawn, under the same temperature and support that training will use.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Progress = Callable[[int, int, str], None]
 class Rollouts:
     """Sampled responses, one row each; what is trained on is bit for bit what was sampled.
 
-    prompt_ids (N, P) left-padded with prompt_mask; response_ids (N, L) right-padded with response_mask (an end token
-    that was sampled is part of the response); logp (N, L) as sampled: at `temperature`, with the `forbidden` ids
-    removed before the softmax; ended (N,) whether the response stopped by itself; group (N,) number of the prompt.
-    prompts and responses are the texts; `columns` are the prompts' other columns, one entry a row.
+    prompt_ids (N, P) left-padded with prompt_mask; response_ids (N, L) right-padded with response_mask (an
+    end token that was sampled is part of the response); logp (N, L) as sampled: at `temperature`, with the
+    `forbidden` ids removed before the softmax; ended (N,) whether the response stopped by itself; group
+    (N,) number of the prompt. prompts and responses are the texts; `columns` are the prompts' other
+    columns, one entry a row.
     """
 
     prompt_ids: Tensor
@@ -63,7 +64,9 @@ class Rollouts:
         )
 
     def to_batch(self) -> Batch:
-        """Right-padded rows whose trained tokens are the responses; equal-sized groups in order share their prompt."""
+        """Right-padded rows whose trained tokens are the responses; equal-sized groups in order share their
+        prompt.
+        """
         tokens = torch.cat([self.prompt_ids, self.response_ids], 1)
         mask = torch.cat([self.prompt_mask, self.response_mask], 1)
         trained = torch.cat([torch.zeros_like(self.prompt_mask), self.response_mask], 1)
@@ -72,7 +75,9 @@ class Rollouts:
         tokens, mask, trained = (x.gather(1, order)[:, :width] for x in (tokens, mask, trained))
         size = _common_group_size(self.group)
         shared = self.prompt_mask.sum(-1)[::size] if size > 1 else None
-        return Batch(tokens, mask, trained, group_size=size, shared_prefix=shared, index=torch.arange(len(self)))
+        return Batch(
+            tokens, mask, trained, group_size=size, shared_prefix=shared, index=torch.arange(len(self))
+        )
 
 
 def _common_group_size(group: Tensor) -> int:
@@ -83,11 +88,15 @@ def _common_group_size(group: Tensor) -> int:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values in buffers with room for every token to come; reading them copies nothing."""
+    """One layer's keys and values in buffers with room for every token to come; reading them copies
+    nothing.
+    """
 
     room = 0  # set by KeyValueCache
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.length = 0
@@ -115,19 +124,23 @@ def _roomy(states: Tensor, room: int) -> Tensor:
 
 
 class KeyValueCache(Cache):
-    """A cache with `room` tokens a row, whose rows can be repeated (a prompt to its group) and dropped (ended rows)."""
+    """A cache with `room` tokens a row, whose rows can be repeated (a prompt to its group) and dropped
+    (ended rows).
+    """
 
     def __init__(self, room: int) -> None:
         super().__init__(layer_class_to_replicate=type("Layer", (PreallocatedLayer,), {"room": room}))
 
     def select(self, rows: Tensor) -> None:
         for layer in self.layers:
-            layer.select(rows)  # type: ignore[attr-defined]
+            layer.select(rows)
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """What one token is drawn from: the softmax of logits / temperature without the forbidden ids, cut by top-k and top-p."""
+    """What one token is drawn from: the softmax of logits / temperature without the forbidden ids, cut by
+    top-k and top-p.
+    """
 
     temperature: float
     top_p: float
@@ -167,9 +180,11 @@ def _cut(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def _inverse_cdf(probabilities: Tensor, uniform: Tensor, block: int = 256) -> Tensor:
-    """The id at which the cumulative probability passes `uniform`, in two levels: blocks of the vocabulary, then within.
+    """The id at which the cumulative probability passes `uniform`, in two levels: blocks of the vocabulary,
+    then within.
 
-    probabilities (N, V) need not sum to exactly 1; uniform (N,) in [0, 1). An id of probability 0 is never returned.
+    probabilities (N, V) need not sum to exactly 1; uniform (N,) in [0, 1). An id of probability 0 is never
+    returned.
     """
     rows, size = probabilities.shape
     padded = torch.nn.functional.pad(probabilities, (0, -size % block)).view(rows, -1, block)
@@ -181,7 +196,9 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor, block: int = 256) -> Te
     inside = padded[row, which].double().cumsum(-1)
     rest = target - (running[row, which] - totals[row, which])
     place = torch.searchsorted(inside, rest[:, None], right=True)[:, 0]
-    last = (padded[row, which] > 0).long().mul(torch.arange(block)).argmax(-1)  # rounding may pass the last real id
+    last = (
+        (padded[row, which] > 0).long().mul(torch.arange(block)).argmax(-1)
+    )  # rounding may pass the last real id
     return which * block + torch.minimum(place, last)
 
 
@@ -189,7 +206,7 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor, block: int = 256) -> Te
 def sample(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str] | Sequence[Sequence[int]],
+    prompts: Sequence[str | Sequence[int]],
     *,
     n: int = 1,
     max_new_tokens: int = 64,
@@ -203,13 +220,14 @@ def sample(
     columns: dict[str, list[Any]] | None = None,
     progress: Progress | None = None,
 ) -> Rollouts:
-    """Sample `n` responses of at most `max_new_tokens` tokens to each prompt, with their log-probs as sampled.
+    """Sample `n` responses of at most `max_new_tokens` tokens to each prompt, with their log-probs as
+    sampled.
 
-    Rows come out group by group: the n responses to prompt 0, then to prompt 1, and so on. A response ends with the
-    model's end token, which is then its last token. `fixed_length` removes end tokens before the softmax, so every
-    response has exactly `max_new_tokens` tokens (seed 004, the lab). `temperature=0` takes the likeliest token.
-    `generator` draws; without one, a new one is seeded with `seed`. `batch_rows` bounds the rows decoded at once. An
-    empty prompt or an option out of range raises UsageError.
+    Rows come out group by group: the n responses to prompt 0, then to prompt 1, and so on. A response ends
+    with the model's end token, which is then its last token. `fixed_length` removes end tokens before the
+    softmax, so every response has exactly `max_new_tokens` tokens (seed 004, the lab). `temperature=0`
+    takes the likeliest token. `generator` draws; without one, a new one is seeded with `seed`. `batch_rows`
+    bounds the rows decoded at once. An empty prompt or an option out of range raises UsageError.
     """
     _check(prompts, n, max_new_tokens, temperature, top_p, top_k)
     inner = causal_model(model)
@@ -224,7 +242,9 @@ def sample(
     with compute_weights(inner):
         for start in range(0, len(ids), per_batch):
             chunk = ids[start : start + per_batch]
-            parts.append(_decode(model, chunk, n, max_new_tokens, sampler, () if fixed_length else ends, generator))
+            parts.append(
+                _decode(model, chunk, n, max_new_tokens, sampler, () if fixed_length else ends, generator)
+            )
             if progress is not None:
                 progress(min(start + per_batch, len(ids)) * n, len(ids) * n, "sampled")
     inner.train(was_training)
@@ -240,21 +260,24 @@ def end_ids(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> tuple[int, 
 
 
 class compute_weights:
-    """While inside, the matrices of a model are held in autocast's dtype, so that decoding does not cast them each step.
+    """While inside, the matrices of a model are held in autocast's dtype, so that decoding does not cast
+    them each step.
 
     The values are those that autocast would use. Outside, the float32 weights are back, untouched.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.kept: list[tuple[nn.Parameter, Tensor]] = []
+        self.kept: list[tuple[Tensor, Tensor]] = []
 
     def __enter__(self) -> None:
         kind = next(self.model.parameters()).device.type
         if not torch.is_autocast_enabled(kind):
             return
         dtype = torch.get_autocast_dtype(kind)
-        embeddings = {id(module.weight) for module in self.model.modules() if isinstance(module, nn.Embedding)}
+        embeddings = {
+            id(module.weight) for module in self.model.modules() if isinstance(module, nn.Embedding)
+        }
         for module in self.model.modules():
             if isinstance(module, nn.Linear) and id(module.weight) not in embeddings:
                 self.kept.append((module.weight, module.weight.data))
@@ -278,7 +301,12 @@ def _decode(
     """Responses to one batch of prompts: ids, logp (rows, max_new_tokens), lengths, ended (rows,)."""
     inner, head = causal_model(model), vocabulary_head(model)
     if torch.is_autocast_enabled(head.weight.device.type):
-        head = Head(head.weight.to(torch.get_autocast_dtype(head.weight.device.type)), head.bias, head.scale, head.softcap)
+        head = Head(
+            head.weight.to(torch.get_autocast_dtype(head.weight.device.type)),
+            head.bias,
+            head.scale,
+            head.softcap,
+        )
     tokens, mask = left_pad(prompts)
     cache = KeyValueCache(tokens.shape[1] + max_new_tokens)
     states = _run(inner, tokens, mask, _positions(mask), cache)[:, -1]
@@ -333,7 +361,10 @@ def _rollouts(
     response_mask = torch.arange(width) < lengths[:, None]
     tokens, mask = left_pad(ids)
     group = torch.arange(len(ids)).repeat_interleave(n)
-    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(row) for prompt, row in zip(prompts, ids, strict=True)]
+    texts = [
+        prompt if isinstance(prompt, str) else tokenizer.decode(row)
+        for prompt, row in zip(prompts, ids, strict=True)
+    ]
     responses = [
         tokenizer.decode(row[:length], skip_special_tokens=True)
         for row, length in zip(response_ids.tolist(), lengths.tolist(), strict=True)
@@ -357,16 +388,25 @@ def _rollouts(
 def _prompt_ids(prompt: str | Sequence[int], tokenizer: PreTrainedTokenizerBase, row: int) -> list[int]:
     ids = tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
     if not ids:
-        raise UsageError(f"prompts: prompt {row + 1} has no token; a response needs at least one token before it.")
+        raise UsageError(
+            f"prompts: prompt {row + 1} has no token; a response needs at least one token before it."
+        )
     return ids
 
 
-def _check(prompts: Sequence[Any], n: int, max_new_tokens: int, temperature: float, top_p: float, top_k: int) -> None:
+def _check(
+    prompts: Sequence[Any], n: int, max_new_tokens: int, temperature: float, top_p: float, top_k: int
+) -> None:
     wrong = [
         (len(prompts) < 1, "prompts", len(prompts), "at least one prompt"),
         (n < 1, "n", n, "at least 1"),
         (max_new_tokens < 1, "max_new_tokens", max_new_tokens, "at least 1"),
-        (not 0.0 <= temperature < float("inf"), "temperature", temperature, "0 (greedy) or a positive number"),
+        (
+            not 0.0 <= temperature < float("inf"),
+            "temperature",
+            temperature,
+            "0 (greedy) or a positive number",
+        ),
         (not 0.0 < top_p <= 1.0, "top_p", top_p, "a number above 0 and at most 1"),
         (top_k < 0, "top_k", top_k, "0 (off) or a positive count"),
     ]

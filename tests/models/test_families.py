@@ -34,7 +34,10 @@ def plain_logprobs(model: PreTrainedModel, ids: Tensor, prompt: int) -> Tensor:
 def padded(items: list[tuple[Tensor, int]], extra: int = 0) -> Batch:
     width = max(len(ids) for ids, _ in items) + extra
     tokens = torch.full((len(items), width), 7)
-    mask, trained = torch.zeros(len(items), width, dtype=torch.bool), torch.zeros(len(items), width, dtype=torch.bool)
+    mask, trained = (
+        torch.zeros(len(items), width, dtype=torch.bool),
+        torch.zeros(len(items), width, dtype=torch.bool),
+    )
     for row, (ids, prompt) in enumerate(items):
         tokens[row, : len(ids)], mask[row, : len(ids)], trained[row, prompt : len(ids)] = ids, True, True
     return Batch(tokens, mask, trained)
@@ -47,7 +50,9 @@ def pairs() -> Batch:
     for prompt, responses in ((5, (3, 6)), (2, (4, 1))):
         head = torch.randint(3, VOCABULARY, (prompt,), generator=generator)
         for length in responses:
-            items.append((torch.cat([head, torch.randint(3, VOCABULARY, (length,), generator=generator)]), prompt))
+            items.append(
+                (torch.cat([head, torch.randint(3, VOCABULARY, (length,), generator=generator)]), prompt)
+            )
     batch = padded(items, extra=2)
     return Batch(batch.tokens, batch.attention_mask, batch.response_mask, 2, torch.tensor([5, 2]))
 
@@ -137,5 +142,7 @@ def test_verify_forward_passes_and_catches_an_unknown_head(family: str) -> None:
 
 
 def test_grouped_attention_is_used_where_it_can_be() -> None:
-    used = {name for name in FAMILIES if load_model((tiny(name), None))[0].config._attn_implementation == NAME}
+    used = {
+        name for name in FAMILIES if load_model((tiny(name), None))[0].config._attn_implementation == NAME
+    }
     assert {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "olmo2", "mixtral"} <= used

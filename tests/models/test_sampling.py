@@ -32,7 +32,15 @@ def test_sampler_and_trainer_agree_on_log_probs(family: str, fixed_length: bool)
     """Reports 31 and 33: the ratio is 1 before any update, at any temperature, prompts of unequal length."""
     model, _ = load_model((tiny(family), None))
     for temperature in (0.6, 1.0, 1.5):
-        rollouts = sample(model, Tokens(), PROMPTS, n=3, max_new_tokens=8, temperature=temperature, fixed_length=fixed_length)
+        rollouts = sample(
+            model,
+            Tokens(),
+            PROMPTS,
+            n=3,
+            max_new_tokens=8,
+            temperature=temperature,
+            fixed_length=fixed_length,
+        )
         logp, mask = batch_logprobs(
             model, rollouts.to_batch(), temperature=temperature, forbidden=rollouts.forbidden
         )
@@ -60,12 +68,16 @@ def test_report_46_nothing_follows_the_end_token() -> None:
         assert ends[row].sum() == 1
     changed = rollouts.take(range(len(rollouts)))
     changed.response_ids = torch.where(changed.response_mask, changed.response_ids, 33)
-    for a, b in zip(batch_logprobs(model, rollouts.to_batch()), batch_logprobs(model, changed.to_batch()), strict=True):
+    for a, b in zip(
+        batch_logprobs(model, rollouts.to_batch()), batch_logprobs(model, changed.to_batch()), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
 def test_rows_do_not_depend_on_who_else_has_ended() -> None:
-    """Dropping ended rows from the batch leaves the others' log-probs alone: checked against a full recomputation."""
+    """Dropping ended rows from the batch leaves the others' log-probs alone: checked against a full
+    recomputation.
+    """
     model = tiny("gemma2")
     rollouts = sample(model, Tokens(), PROMPTS, n=30, max_new_tokens=40, seed=1)
     assert rollouts.ended.any() and not rollouts.ended.all()
@@ -120,7 +132,9 @@ def test_top_p_and_top_k_renormalise_over_what_is_kept() -> None:
 
 
 def test_take_and_group_layout() -> None:
-    rollouts = sample(tiny("llama"), Tokens(), PROMPTS, n=2, max_new_tokens=4, columns={"answer": ["a", "b", "c"]})
+    rollouts = sample(
+        tiny("llama"), Tokens(), PROMPTS, n=2, max_new_tokens=4, columns={"answer": ["a", "b", "c"]}
+    )
     assert rollouts.group.tolist() == [0, 0, 1, 1, 2, 2]
     assert rollouts.columns["answer"] == ["a", "a", "b", "b", "c", "c"]
     batch = rollouts.to_batch()
@@ -142,7 +156,14 @@ def test_cache_rows_can_be_selected() -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("n", 0), ("max_new_tokens", 0), ("temperature", -1.0), ("temperature", float("nan")), ("top_p", 0.0), ("top_k", -1)],
+    [
+        ("n", 0),
+        ("max_new_tokens", 0),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_k", -1),
+    ],
 )
 def test_options_out_of_range_are_named(option: str, value: float) -> None:
     with pytest.raises(UsageError, match=option):

@@ -1,7 +1,8 @@
 """The lab's prompts: openings of everyday sentences, neutral in tone, 64 to train on and 64 to evaluate on.
 
-Every opening stops where the next words can turn out well or badly, so that the hidden rule has something to judge. The two
-sets share no opening; both cover the same mix of subjects (meals, travel, work, family, weather, home, town, leisure).
+Every opening stops where the next words can turn out well or badly, so that the hidden rule has something
+to judge. The two sets share no opening; both cover the same mix of subjects (meals, travel, work, family,
+weather, home, town, leisure).
 """
 
 from __future__ import annotations

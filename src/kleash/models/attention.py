@@ -1,8 +1,8 @@
 """Attention as grouped matrix products: fast on CPU, for any architecture with a pluggable attention.
 
-Queries that share a key head are stacked into one matrix, so keys and values are never repeated and each layer is
-two batched matrix products. On CPUs with fast bfloat16 this beats scaled-dot-product attention by a wide margin,
-in decoding (one query a row) as well as in training.
+Queries that share a key head are stacked into one matrix, so keys and values are never repeated and each
+layer is two batched matrix products. On CPUs with fast bfloat16 this beats scaled-dot-product attention by
+a wide margin, in decoding (one query a row) as well as in training.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """softmax(QKᵀ·scaling + mask)V with query heads grouped by the key head they share.
 
-    query (N, Hq, Tq, D); key, value (N, Hkv, Tk, D) with Hq a multiple of Hkv; attention_mask (N or 1, 1, Tq, Tk),
-    additive. Returns (N, Tq, Hq, D). `softcap` c bounds the scores by c·tanh(score/c) before the mask (Gemma 2).
-    Attention sinks and position biases are not supported and raise ValueError.
+    query (N, Hq, Tq, D); key, value (N, Hkv, Tk, D) with Hq a multiple of Hkv; attention_mask (N or 1, 1,
+    Tq, Tk), additive. Returns (N, Tq, Hq, D). `softcap` c bounds the scores by c·tanh(score/c) before the
+    mask (Gemma 2). Attention sinks and position biases are not supported and raise ValueError.
     """
     for name in ("s_aux", "position_bias"):
         if options.get(name) is not None:
-            raise ValueError(f"grouped attention does not support {name!r}; load the model with its own attention")
+            raise ValueError(
+                f"grouped attention does not support {name!r}; load the model with its own attention"
+            )
     rows, heads, queries, size = query.shape
     key_heads, keys = key.shape[1], key.shape[2]
     group = heads // key_heads
@@ -58,11 +60,14 @@ def grouped_attention(
     return out.view(rows, heads, queries, value.shape[-1]).transpose(1, 2), None
 
 
-def grouped_mask(*, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any) -> Tensor:
-    """The additive mask (N or 1, 1, Tq, Tk) in the dtype of the scores: 0 where a query may look, hugely negative elsewhere.
+def grouped_mask(
+    *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu", **options: Any
+) -> Tensor:
+    """The additive mask (N or 1, 1, Tq, Tk) in the dtype of the scores: 0 where a query may look, hugely
+    negative elsewhere.
 
-    Half of the dtype's lowest number, so that adding a score to it stays finite: a query that may look nowhere (padding)
-    then averages what it sees instead of becoming NaN.
+    Half of the dtype's lowest number, so that adding a score to it stays finite: a query that may look
+    nowhere (padding) then averages what it sees instead of becoming NaN.
     """
     kind = torch.device(device).type
     if torch.is_autocast_enabled(kind):

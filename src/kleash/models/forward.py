@@ -1,8 +1,9 @@
 """Run a language model over a batch and keep only what training and measurement need.
 
-The next-token shift lives here and nowhere else: the state at position t predicts token t+1. Only positions whose
-next token is a trained one reach the vocabulary projection, and that projection works in chunks, so `(N, T, V)`
-logits never exist. A prefix that rows of a group share is computed once and its keys and values are reused.
+The next-token shift lives here and nowhere else: the state at position t predicts token t+1. Only positions
+whose next token is a trained one reach the vocabulary projection, and that projection works in chunks, so
+`(N, T, V)` logits never exist. A prefix that rows of a group share is computed once and its keys and values
+are reused.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Head:
     softcap: float | None
 
     def options(self, side: str = "") -> dict[str, Any]:
-        """The head as keyword arguments of the chunked kernels; `side` is "_p" or "_q" where two heads meet."""
+        """The head as keyword arguments of the chunked kernels; `side` is "_p" or "_q" where two heads
+        meet.
+        """
         return {f"bias{side}": self.bias, f"scale{side}": self.scale, f"softcap{side}": self.softcap}
 
 
@@ -57,8 +60,8 @@ class Head:
 class PositionStats:
     """Per-token numbers of a batch under two models, each (N, L), left-aligned over the trained tokens.
 
-    kl: exact KL(policy‖reference) of the next-token distributions, nats. logp, logp_ref: of the token that stands
-    there. entropy: of the policy, nats. mask: which entries are real; the others are 0.
+    kl: exact KL(policy‖reference) of the next-token distributions, nats. logp, logp_ref: of the token that
+    stands there. entropy: of the policy, nats. mask: which entries are real; the others are 0.
     """
 
     kl: Tensor
@@ -70,7 +73,7 @@ class PositionStats:
 
 def causal_model(model: nn.Module) -> PreTrainedModel:
     """The transformers model inside an adapter wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator,return-value]
+    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
 
 
 def vocabulary_head(model: nn.Module) -> Head:
@@ -78,15 +81,19 @@ def vocabulary_head(model: nn.Module) -> Head:
     inner = causal_model(model)
     layer = inner.get_output_embeddings()
     config = inner.config.get_text_config()
-    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
+        getattr(config, "logits_scaling", None) or 1.0
+    )
     softcap = getattr(config, "final_logit_softcapping", None)
     return Head(layer.weight, getattr(layer, "bias", None), scale, softcap)
 
 
 def verify_forward(model: nn.Module, tolerance: float = 1e-4) -> float:
-    """Largest gap between our log-probs and the model's own forward pass on a few tokens; UsageError past tolerance.
+    """Largest gap between our log-probs and the model's own forward pass on a few tokens; UsageError past
+    tolerance.
 
-    An architecture with a head we do not know (another scaling, another cap) is refused here rather than trained wrong.
+    An architecture with a head we do not know (another scaling, another cap) is refused here rather than
+    trained wrong.
     """
     inner = causal_model(model)
     vocabulary = inner.config.get_text_config().vocab_size
@@ -104,14 +111,18 @@ def verify_forward(model: nn.Module, tolerance: float = 1e-4) -> float:
     gap = float((ours - theirs).abs().max())
     if not gap <= tolerance:
         raise UsageError(
-            f"model: the log-probabilities of {type(inner).__name__} computed from its hidden states differ from its "
-            f"own by {gap:.2g} nats (at most {tolerance:g} is accepted): its head does something this library does not "
+            f"model: the log-probabilities of {type(inner).__name__} computed from its hidden states "
+            f"differ from its "
+            f"own by {gap:.2g} nats (at most {tolerance:g} is accepted): its head does something this "
+            f"library does not "
             "know. Please report the architecture."
         )
     return gap
 
 
-def _run(model: PreTrainedModel, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None) -> Tensor:
+def _run(
+    model: PreTrainedModel, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None
+) -> Tensor:
     """Last hidden states (N, T, H) of the backbone."""
     return model.base_model(
         input_ids=tokens,
@@ -128,7 +139,9 @@ def _positions(mask: Tensor) -> Tensor:
 
 @dataclass
 class _Layout:
-    """Where the states that predict trained tokens sit: flat row numbers into (states of rows, then of prefixes)."""
+    """Where the states that predict trained tokens sit: flat row numbers into (states of rows, then of
+    prefixes).
+    """
 
     rows: Tensor  # (M,) row of each trained token
     column: Tensor  # (M,) its place among the row's trained tokens
@@ -163,7 +176,9 @@ def response_states(model: nn.Module, batch: Batch) -> tuple[Tensor, _Layout]:
         states = _run(inner, batch.tokens, batch.attention_mask, _positions(batch.attention_mask))
         return states[layout.rows, layout.at - 1], layout
     prefix_states, row_states, start = _shared_prefix_states(inner, batch)
-    local = layout.at - 1 - start[layout.rows]  # −1: the prefix's own last state predicts the first token after it
+    local = (
+        layout.at - 1 - start[layout.rows]
+    )  # −1: the prefix's own last state predicts the first token after it
     if bool((local < -1).any()):
         raise ValueError("a trained token lies inside the shared prefix")
     groups = layout.rows // batch.group_size
@@ -173,7 +188,9 @@ def response_states(model: nn.Module, batch: Batch) -> tuple[Tensor, _Layout]:
 
 
 def _shared_prefix_states(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """States of each group's prefix (G, P, H) and of what follows it in each row (N, R, H); prefix lengths (N,)."""
+    """States of each group's prefix (G, P, H) and of what follows it in each row (N, R, H); prefix lengths
+    (N,).
+    """
     size, lengths = batch.group_size, batch.shared_prefix
     assert lengths is not None
     start = lengths.repeat_interleave(size)
@@ -202,10 +219,12 @@ def _prefixes(batch: Batch, lengths: Tensor) -> tuple[Tensor, Tensor]:
 def batch_logprobs(
     model: nn.Module, batch: Batch, *, temperature: float = 1.0, forbidden: Sequence[int] = ()
 ) -> tuple[Tensor, Tensor]:
-    """log π(y_t | s_t) of every trained token (seed Eq. 3): (N, L) left-aligned over each row's trained tokens, and its mask.
+    """log π(y_t | s_t) of every trained token (seed Eq. 3): (N, L) left-aligned over each row's trained
+    tokens, and its mask.
 
-    Gradients flow where enabled. `temperature` divides the logits and `forbidden` ids are removed before the softmax,
-    as they were when the tokens were sampled. Entries past a row's last trained token are 0 and masked.
+    Gradients flow where enabled. `temperature` divides the logits and `forbidden` ids are removed before
+    the softmax, as they were when the tokens were sampled. Entries past a row's last trained token are 0
+    and masked.
     """
     states, layout = response_states(model, batch)
     head = vocabulary_head(model)
@@ -226,8 +245,8 @@ def batch_kl(
 ) -> PositionStats:
     """Exact KL(policy‖reference) over the vocabulary at every trained position (the terms of seed Eq. 4).
 
-    Both distributions are taken at the same temperature and with the same ids removed. When the batch's tokens were
-    sampled from the policy, the row sums average to the sequence KL.
+    Both distributions are taken at the same temperature and with the same ids removed. When the batch's
+    tokens were sampled from the policy, the row sums average to the sequence KL.
     """
     states, layout = response_states(policy, batch)
     states_ref, _ = response_states(reference, batch)
@@ -243,7 +262,8 @@ def batch_kl(
         **head.options("_p"),
         **head_ref.options("_q"),
     )
-    return PositionStats(*(layout.dense(x) for x in (kl, logp, logp_ref, entropy)), layout.mask())
+    kl, logp, logp_ref, entropy = (layout.dense(flat) for flat in (kl, logp, logp_ref, entropy))
+    return PositionStats(kl, logp, logp_ref, entropy, layout.mask())
 
 
 def last_token_states(model: PreTrainedModel, batch: Batch) -> Tensor:
@@ -270,15 +290,19 @@ def response_logprobs(
     """log π(y_t | x, y_<t) at every response position, prompts excluded (seed 004, exercise 1; Eq. 3).
 
     prompt_ids (N, P), padded on either side as `prompt_mask` says; response_ids (N, L) padded on the right.
-    Returns (N, L), zero where `response_mask` is False. The sum over a row is log π(y|x). A row without a prompt
-    token raises ValueError: nothing would predict its first response token.
+    Returns (N, L), zero where `response_mask` is False. The sum over a row is log π(y|x). A row without a
+    prompt token raises ValueError: nothing would predict its first response token.
     """
     prompt_mask = torch.ones_like(prompt_ids, dtype=torch.bool) if prompt_mask is None else prompt_mask.bool()
-    response_mask = torch.ones_like(response_ids, dtype=torch.bool) if response_mask is None else response_mask.bool()
+    response_mask = (
+        torch.ones_like(response_ids, dtype=torch.bool) if response_mask is None else response_mask.bool()
+    )
     if prompt_ids.shape[0] != response_ids.shape[0]:
         raise ValueError(f"{prompt_ids.shape[0]} prompts but {response_ids.shape[0]} responses")
     if not bool(prompt_mask.any(-1).all()):
-        raise ValueError("every row needs at least one prompt token: nothing else predicts its first response token")
+        raise ValueError(
+            "every row needs at least one prompt token: nothing else predicts its first response token"
+        )
     if bool((response_mask[:, 1:] & ~response_mask[:, :-1]).any()):
         raise ValueError("response_mask must be True on a left-aligned run of tokens in every row")
     tokens = torch.cat([prompt_ids, response_ids], 1)
@@ -288,4 +312,3 @@ def response_logprobs(
     batch = Batch(tokens.gather(1, order), mask.gather(1, order), trained.gather(1, order))
     logp, _ = batch_logprobs(model, batch)
     return torch.nn.functional.pad(logp, (0, response_ids.shape[1] - logp.shape[1]))
-

@@ -41,9 +41,9 @@ def resolve_source(source: str | Path) -> str:
 def load_model(source: ModelSource) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model in float32 with its tokenizer, dropout off and the fast attention on.
 
-    `source` is a hub id, a folder written by `save_pretrained`, a KLeash run folder, `smollm2-135m`, or the pair
-    `(model, tokenizer)` itself, which is returned as it is. Only safetensors weights are read and no code of the
-    model's repository is run. A folder that is not a model raises UsageError.
+    `source` is a hub id, a folder written by `save_pretrained`, a KLeash run folder, `smollm2-135m`, or the
+    pair `(model, tokenizer)` itself, which is returned as it is. Only safetensors weights are read and no
+    code of the model's repository is run. A folder that is not a model raises UsageError.
     """
     if isinstance(source, tuple):
         model, tokenizer = source
@@ -81,7 +81,8 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
-            f"model: cannot load {where!r}: {reason} Expected a folder written by save_pretrained (config.json, "
+            f"model: cannot load {where!r}: {reason} Expected a folder written by save_pretrained "
+            f"(config.json, "
             "*.safetensors and tokenizer files), or a hub id reachable from here, or a bundled model: "
             + ", ".join(BUNDLED)
             + "."
@@ -97,7 +98,8 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def identity(model: nn.Module) -> str:
-    """Name a model by what it computes: `sha256:` of its architecture's sizes and every weight, byte for byte.
+    """Name a model by what it computes: `sha256:` of its architecture's sizes and every weight, byte for
+    byte.
 
     The same weights give the same name whatever folder they came from; one changed weight gives another name.
     """

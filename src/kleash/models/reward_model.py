@@ -26,9 +26,10 @@ META = "reward_model.json"
 class RewardModel(nn.Module):
     """r_φ(x, y): one number for a whole response.
 
-    `meta` records where the number can be trusted: `text_model`, the identity of the model that wrote the training
-    responses, and `mean` and `std` of the scores on held-out responses of that model. Saved in transformers' own
-    sequence-classification layout (one label), so `AutoModelForSequenceClassification` loads it where it knows the family.
+    `meta` records where the number can be trusted: `text_model`, the identity of the model that wrote the
+    training responses, and `mean` and `std` of the scores on held-out responses of that model. Saved in
+    transformers' own sequence-classification layout (one label), so `AutoModelForSequenceClassification`
+    loads it where it knows the family.
     """
 
     def __init__(
@@ -43,8 +44,11 @@ class RewardModel(nn.Module):
         self.meta: dict[str, Any] = dict(meta or {})
 
     @classmethod
-    def from_policy(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> RewardModel:
-        """A fresh reward model on a copy of the policy's backbone; the head starts at zero, so the first loss is ln 2.
+    def from_policy(
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 0
+    ) -> RewardModel:
+        """A fresh reward model on a copy of the policy's backbone; the head starts at zero, so the first
+        loss is ln 2.
 
         `seed` is unused while the head starts at zero; it is kept so that callers state one.
         """
@@ -57,7 +61,9 @@ class RewardModel(nn.Module):
         return cls(use_grouped_attention(backbone), head.to(backbone.device), tokenizer)
 
     def scores(self, batch: Batch) -> Tensor:
-        """Scores (N,) in float32, read at each row's last real token wherever the padding is; gradients flow."""
+        """Scores (N,) in float32, read at each row's last real token wherever the padding is; gradients
+        flow.
+        """
         states = last_token_states(self.backbone, batch).float()
         with torch.autocast(states.device.type, enabled=False):  # one dot product a row: keep it in float32
             return self.score(states)[:, 0]
@@ -69,11 +75,15 @@ class RewardModel(nn.Module):
         path = Path(path)
         path.mkdir(parents=True, exist_ok=True)
         prefix = self.backbone.base_model_prefix
-        tensors = {f"{prefix}.{name}": tensor.contiguous() for name, tensor in self.backbone.state_dict().items()}
+        tensors = {
+            f"{prefix}.{name}": tensor.contiguous() for name, tensor in self.backbone.state_dict().items()
+        }
         tensors[HEAD] = self.score.weight.detach().contiguous()
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
         config = copy.deepcopy(self.backbone.config)
-        config.architectures = [type(self.backbone).__name__.removesuffix("Model") + "ForSequenceClassification"]
+        config.architectures = [
+            type(self.backbone).__name__.removesuffix("Model") + "ForSequenceClassification"
+        ]
         config.num_labels = 1
         if config.get_text_config().pad_token_id is None:
             config.pad_token_id = self.tokenizer.pad_token_id or self.tokenizer.eos_token_id
@@ -84,7 +94,9 @@ class RewardModel(nn.Module):
 
     @classmethod
     def load(cls, source: str | Path) -> RewardModel:
-        """Load a reward model folder, run folder or hub id; a model without a scalar head raises UsageError."""
+        """Load a reward model folder, run folder or hub id; a model without a scalar head raises
+        UsageError.
+        """
         where = resolve_source(source)
         if not Path(where).is_dir():
             from huggingface_hub import snapshot_download
@@ -107,10 +119,12 @@ def _head_weight(path: Path) -> Tensor:
                 weight = tensors.get_tensor(HEAD).float()
                 if weight.shape[0] != 1:
                     raise UsageError(
-                        f"reward: {path} is a classifier with {weight.shape[0]} labels, not a reward model with one score."
+                        f"reward: {path} is a classifier with {weight.shape[0]} labels, not a reward "
+                        f"model with one score."
                     )
                 return weight
     raise UsageError(
-        f"reward: {path} holds no scalar head ({HEAD} is missing from its safetensors), so it is not a reward model. "
+        f"reward: {path} holds no scalar head ({HEAD} is missing from its safetensors), so it is not a "
+        f"reward model. "
         "Train one with `kleash train reward`, or give a sequence-classification model with one label."
     )

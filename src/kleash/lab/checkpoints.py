@@ -1,0 +1,97 @@
+"""The lab's checkpoints: what must hold on the evaluation openings, with thresholds set from five seeds.
+
+Each threshold is set from the smallest gap over seeds 0 to 4 of the standard preset (the protocol of seed
+004); the five runs are in docs/results/lab.md.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kleash.measure import Evaluation
+from kleash.run import Run
+
+REWARD_RISE = 0.5  # RLHF's reward over the reference's, in the reward model's standard deviations
+DRIFT_BOUND = 10.0  # RLHF's drift, nats a response
+DRIFT_RATIO = 2.0  # drift without the penalty over drift with it
+GOLD_GAP = 0.0  # gold with the penalty minus gold without it
+BIGRAM_GAP = 0.02  # distinct-bigram share with the penalty minus without it
+DPO_ACCURACY = 0.6  # held-out accuracy of DPO's implicit reward
+LOSS_TOLERANCE = 1e-3  # DPO's first loss against ln 2; bfloat16 products, float32 gives 1e-6
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One thing that must hold; `passed` is None where the preset does not judge it."""
+
+    name: str
+    passed: bool | None
+    measured: str
+    threshold: str
+    seed_reference: str
+
+
+def judge(found: dict[str, Evaluation], reward: Run, dpo: Run, *, judged: bool) -> list[Checkpoint]:
+    """All checkpoints on a lab's evaluations, in the order of the exercises."""
+    rlhf, free, reference = found["rlhf"], found["rlhf-no-kl"], found["reference"]
+    rise = _mean(rlhf, "reward") - _mean(reference, "reward")
+    drift, drift_free = _mean(rlhf, "drift"), _mean(free, "drift")
+    gap = _mean(free, "reward") - _mean(rlhf, "reward")
+    gold = _mean(rlhf, "gold") - _mean(free, "gold")
+    bigrams = _mean(rlhf, "distinct_bigrams") - _mean(free, "distinct_bigrams")
+    first = next((row["loss"] for row in dpo.metrics if row.get("split") == "train"), math.nan)
+    accuracy = dpo.evaluation["held_out"]["dpo/accuracy"]
+    theirs = reward.evaluation["held_out"]["reward/accuracy"]
+    rows = [
+        (
+            "RLHF raises the reward",
+            rise >= REWARD_RISE,
+            f"{rise:+.2f}",
+            f"at least +{REWARD_RISE:g}",
+            "exercise 3",
+        ),
+        (
+            "RLHF's drift stays bounded",
+            drift <= DRIFT_BOUND,
+            f"{drift:.2f} nats",
+            f"at most {DRIFT_BOUND:g} nats",
+            "exercise 3",
+        ),
+        ("no penalty: reward at least as high", gap >= 0, f"{gap:+.2f}", "at least 0", "exercise 4"),
+        (
+            "no penalty: drift several times larger",
+            drift_free >= DRIFT_RATIO * drift,
+            f"{drift_free / drift:.1f} times" if drift > 0 else "no drift to compare with",
+            f"at least {DRIFT_RATIO:g} times",
+            "exercise 4",
+        ),
+        ("no penalty: gold lower", gold > GOLD_GAP, f"{-gold:+.2f}", f"below {-GOLD_GAP:g}", "exercise 4"),
+        (
+            "no penalty: fewer distinct bigrams",
+            bigrams >= BIGRAM_GAP,
+            f"{-bigrams:+.3f}",
+            f"at most −{BIGRAM_GAP:g}",
+            "exercise 4",
+        ),
+        (
+            "DPO starts at ln 2",
+            abs(first - math.log(2)) <= LOSS_TOLERANCE,
+            f"{first:.6f}",
+            f"0.693147 ± {LOSS_TOLERANCE:g}",
+            "exercise 5",
+        ),
+        (
+            "DPO ranks held-out pairs",
+            accuracy >= DPO_ACCURACY,
+            f"{accuracy:.3f} (reward model {theirs:.3f})",
+            f"at least {DPO_ACCURACY:g}",
+            "exercise 5",
+        ),
+    ]
+    return [Checkpoint(name, passed if judged else None, *rest) for name, passed, *rest in rows]
+
+
+def _mean(evaluation: Evaluation, name: str) -> float:
+    value = getattr(evaluation, name)
+    return math.nan if value is None else float(value.mean)
