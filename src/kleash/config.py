@@ -1,7 +1,9 @@
-"""Options: dataclass fields that know their help, their limits and how to read themselves from a recipe or a command line.
+"""Options: dataclass fields that know their help, their limits and how to read themselves from a recipe or a
+command line.
 
-A recipe is flat YAML; `key=value` overrides are typed by the field's annotation; a key nobody knows is an error that
-names the nearest one. Every field carries its own documentation, so the command line and the pages list what there is.
+A recipe is flat YAML; `key=value` overrides are typed by the field's annotation; a key nobody knows is an
+error that names the nearest one. Every field carries its own documentation, so the command line and the pages
+list what there is.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ def option(
     maximum: float | None = None,
     above: float | None = None,
 ) -> Any:
-    """A dataclass field with its help and limits (`above` excludes the limit itself); choices come from a Literal type."""
+    """A dataclass field with its help and limits (`above` excludes the limit itself); choices come from a
+    Literal type.
+    """
     limits = {"help": help, "minimum": minimum, "maximum": maximum, "above": above}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=limits)
@@ -87,8 +91,8 @@ def _describe(f: dataclasses.Field[Any], hint: Any) -> Option:
 def build(kind: type[C], values: Mapping[str, Any], where: str = "") -> C:
     """A validated config from raw values (of a recipe, an override or Python).
 
-    Raises UsageError on an unknown key (with the nearest right one), a missing required option, a value of the wrong
-    type or outside its limits. A method `check()` of the class, if any, looks at options together.
+    Raises UsageError on an unknown key (with the nearest right one), a missing required option, a value of
+    the wrong type or outside its limits. A method `check()` of the class, if any, looks at options together.
     """
     known = {o.name: o for o in options(kind)}
     hints = typing.get_type_hints(kind)
@@ -111,7 +115,9 @@ def build(kind: type[C], values: Mapping[str, Any], where: str = "") -> C:
 
 
 def convert(name: str, value: Any, hint: Any, where: str = "") -> Any:
-    """`value` as the annotation `hint` wants it: text is parsed, a list may be written `a,b,c`; UsageError otherwise."""
+    """`value` as the annotation `hint` wants it: text is parsed, a list may be written `a,b,c`; UsageError
+    otherwise.
+    """
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -196,7 +202,7 @@ def _limits(o: Option) -> str:
 
 
 def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
-    """`["beta=0.1", "seed=3"]` as a mapping of texts; UsageError where one has no `=` or a key comes twice."""
+    """`["beta=0.1", "seed=3"]` as a mapping of texts; UsageError where one has no `=` or comes twice."""
     values: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
@@ -210,7 +216,9 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
 
 
 def read_recipe(path: str | Path) -> tuple[str, dict[str, Any]]:
-    """The method and the options of a recipe file; UsageError where it is not a flat YAML mapping with `method`."""
+    """The method and the options of a recipe file; UsageError where it is not a flat YAML mapping with
+    `method`.
+    """
     path = Path(path)
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
@@ -229,7 +237,7 @@ def read_recipe(path: str | Path) -> tuple[str, dict[str, Any]]:
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """Every option with the value in force, as plain data for `config.yaml`; objects are named, not stored."""
+    """Every option with the value in force, as plain data for `config.yaml`; objects are only named."""
     return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
 
 

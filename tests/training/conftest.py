@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 WORDS = [
-    "the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "over", "mat", "road", "tree", "good", "bad", "nice",
-    "poor", "great", "sad", "happy", "blue", "red", "green", "and", "then", "very", "quite", "day", "night", "home",
+    "the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "over", "mat", "road", "tree", "good",
+    "bad", "nice", "poor", "great", "sad", "happy", "blue", "red", "green", "and", "then", "very", "quite",
+    "day", "night", "home",
 ]  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""What a method is: a Config, a loss over a batch, and how its rows become batches. The loop knows nothing else."""
+"""What a method is: a Config, a loss over a batch, and how its rows become batches. The loop knows nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Models:
 
 @dataclass
 class LossOutput:
-    """The loss of each item of a batch (a token, a pair, a response), to be summed and divided by the step's count."""
+    """The loss of each item of a batch (a token, a pair, a response), to be summed and divided by the step's
+    count.
+    """
 
     per_item: Tensor
     metrics: Sums = field(default_factory=dict)
@@ -42,7 +46,9 @@ class LossOutput:
 
 @dataclass
 class Collected:
-    """What an online method made of its prompts: micro-batches to train on, metrics, and samples worth keeping."""
+    """What an online method made of its prompts: micro-batches to train on, metrics, and samples worth
+    keeping.
+    """
 
     micro_batches: list[Any]
     metrics: Sums = field(default_factory=dict)
@@ -51,7 +57,9 @@ class Collected:
 
 @dataclass
 class Context:
-    """Where an online step stands. `gather` joins equally shaped tensors of all processes along their first axis."""
+    """Where an online step stands. `gather` joins equally shaped tensors of all processes along their first
+    axis.
+    """
 
     step: int
     generator: torch.Generator
@@ -64,10 +72,11 @@ class Context:
 class Method:
     """One row of the table of methods.
 
-    kind: the rows it reads. tokenise(rows, tokenizer, config) -> Tokenised. loss(models, batch, config) -> LossOutput and
-    count(batch) -> items in it. An offline method has collate(items, pad_id, index) and rows_per_item; an online one
-    collect(models, prompts, config, context) instead, and probe, which measures without making micro-batches. build(model, tokenizer, config) -> the module to train, the model
-    itself unless given. finish(policy, batches, config) -> a record kept with the model and in evaluation.json.
+    kind: the rows it reads. tokenise(rows, tokenizer, config) -> Tokenised. loss(models, batch, config) ->
+    LossOutput and count(batch) -> items in it. An offline method has collate(items, pad_id, index) and
+    rows_per_item; an online one collect(models, prompts, config, context) instead, and probe, which measures
+    without making micro-batches. build(model, tokenizer, config) -> the module to train, the model itself
+    unless given. finish(policy, batches, config) -> a record kept with the model and in evaluation.json.
     """
 
     name: str

@@ -70,7 +70,9 @@ def loss(models: Models, batch: Batch, config: Config) -> LossOutput:
 
 
 def reference_logprobs(models: Models, batch: Batch) -> Tensor:
-    """The reference's log π_ref(y|x) of each pair (pairs, 2): from the cache by data-set position, or computed now."""
+    """The reference's log π_ref(y|x) of each pair (pairs, 2): from the cache by data-set position, or
+    computed now.
+    """
     if models.reference_logps is not None:
         assert batch.index is not None
         return models.reference_logps[batch.index]

@@ -11,7 +11,9 @@ from kleash.errors import UsageError
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """Options common to all methods; each method's Config adds its own. The same keys serve recipes, overrides and Python."""
+    """Options common to all methods; each method's Config adds its own. The same keys serve recipes,
+    overrides and Python.
+    """
 
     # what is trained, on what
     model: Any = option(
@@ -25,7 +27,8 @@ class TrainConfig:
     limit: int | None = option(None, "read at most this many training rows", minimum=1)
     bad_rows: Literal["error", "drop", "strict"] = option(
         "error",
-        "malformed rows: an error, or dropped and counted; strict: rows nothing can be learnt from are errors too",
+        "malformed rows: an error, or dropped and counted; strict: rows nothing can be learnt from are "
+        "errors too",
     )
     eval_data: Any = option(None, "held-out rows; by default eval_fraction of the training rows")
     eval_fraction: float = option(
@@ -42,7 +45,8 @@ class TrainConfig:
     max_length: int = option(1024, "longest row in tokens, prompt and response together", minimum=2)
     truncation: Literal["drop", "prompt-left", "response-right"] = option(
         "drop",
-        "what happens to a longer row: dropped and counted, prompt cut from the left, or response cut on the right",
+        "what happens to a longer row: dropped and counted, prompt cut from the left, or response cut on "
+        "the right",
     )
     chat: Literal["auto", "template", "plain"] = option(
         "auto", "use of the chat template: for messages only, for plain text too, or never"
@@ -93,7 +97,8 @@ class TrainConfig:
     preflight: bool = option(True, "check the start before step 1 and refuse a broken one")
     start_at_reference: bool = option(
         True,
-        "the policy starts as the reference, so their log-ratio must be 0; false when it starts elsewhere on purpose",
+        "the policy starts as the reference, so their log-ratio must be 0; false when it starts elsewhere "
+        "on purpose",
     )
 
     # the measurement at the end

@@ -1,4 +1,6 @@
-"""REINFORCE with a per-token KL penalty: the policy samples, is scored, and takes one step per batch (seed Eq. 5, 6)."""
+"""REINFORCE with a per-token KL penalty: the policy samples, is scored, and takes one step per batch (seed
+Eq. 5, 6).
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from kleash.data.items import PromptIds
 from kleash.data.tokenise import tokenise_prompts
 from kleash.errors import UsageError
 from kleash.functional import kl_k3, position_baseline, reinforce_loss, returns_to_go, token_rewards
-from kleash.methods.base import Collected, Context, LossOutput, Method, Models, Sums, total
 from kleash.measure.evaluation import Sample
+from kleash.methods.base import Collected, Context, LossOutput, Method, Models, Sums, total
 from kleash.methods.options import TrainConfig
 from kleash.models import PositionStats, batch_kl, batch_logprobs
 from kleash.rewards import Scores, call_reward
@@ -34,8 +36,10 @@ class Config(TrainConfig):
     )
     baseline: Literal["none", "position", "prompt", "leave-one-out"] = option(
         "position",
-        "what is subtracted from the returns: nothing; the batch's mean return at each position; the mean total return of "
-        "the responses to the same prompt; or that of the others among them, which leaves the gradient unbiased",
+        "what is subtracted from the returns: nothing; the batch's mean return at each position; the mean "
+        "total return of "
+        "the responses to the same prompt; or that of the others among them, which leaves the gradient "
+        "unbiased",
     )
     samples_per_prompt: int = option(1, "responses sampled to each prompt in a step", minimum=1)
     unfinished: Literal["keep", "drop"] = option(
@@ -53,7 +57,8 @@ class Config(TrainConfig):
         super().check()
         if self.reward is None:
             raise UsageError(
-                "reward is missing: reinforce needs something to raise. Give reward=file.py:function or a reward model."
+                "reward is missing: reinforce needs something to raise. Give reward=file.py:function or a "
+                "reward model."
             )
         if self.batch_size % self.samples_per_prompt:
             raise UsageError(
@@ -62,23 +67,28 @@ class Config(TrainConfig):
             )
         if self.baseline in ("prompt", "leave-one-out") and self.samples_per_prompt == 1:
             raise UsageError(
-                f"baseline={self.baseline} with samples_per_prompt=1 leaves no signal: a response has no other to be compared "
+                f"baseline={self.baseline} with samples_per_prompt=1 leaves no signal: a response has no "
+                "other to be compared "
                 "with. Choose samples_per_prompt=2 or more, or baseline=position."
             )
         if self.micro_batch_size is not None and self.micro_batch_size < self.samples_per_prompt:
             raise UsageError(
-                f"micro_batch_size={self.micro_batch_size} is smaller than samples_per_prompt={self.samples_per_prompt}: the "
+                f"micro_batch_size={self.micro_batch_size} is smaller than "
+                f"samples_per_prompt={self.samples_per_prompt}: the "
                 "responses to a prompt stay together, so a micro-batch must hold at least one such group."
             )
         if self.max_length <= self.max_new_tokens:
             raise UsageError(
-                f"max_length={self.max_length} leaves no room for a prompt beside max_new_tokens={self.max_new_tokens}: raise it."
+                f"max_length={self.max_length} leaves no room for a prompt beside "
+                f"max_new_tokens={self.max_new_tokens}: raise it."
             )
 
 
 @dataclass
 class PolicyBatch:
-    """Sampled responses with their advantages and log-probs as sampled, both (N, L) aligned with the trained tokens."""
+    """Sampled responses with their advantages and log-probs as sampled, both (N, L) aligned with the trained
+    tokens.
+    """
 
     batch: Batch
     advantages: Tensor
@@ -107,7 +117,7 @@ class PolicyBatch:
 
 
 def loss(models: Models, batch: PolicyBatch, config: Config) -> LossOutput:
-    """−Σ_t A_t·log π(y_t | x, y_<t), one item a response: the step's loss is a mean over sequences (Eq. 6)."""
+    """−Σ_t A_t·log π(y_t | x, y_<t), one item a response: the loss is a mean over sequences (Eq. 6)."""
     logp, mask = batch_logprobs(
         models.policy, batch.batch, temperature=batch.temperature, forbidden=batch.forbidden
     )
@@ -118,7 +128,9 @@ def loss(models: Models, batch: PolicyBatch, config: Config) -> LossOutput:
 
 @dataclass
 class Scored:
-    """Rollouts with what judges and reference say: log π_ref (N, L), which rows count, and their micro-batches' row numbers."""
+    """Rollouts with what judges and reference say: log π_ref (N, L), which rows count, and their
+    micro-batches' row numbers.
+    """
 
     rollouts: Rollouts
     parts: list[list[int]]
@@ -129,7 +141,9 @@ class Scored:
 
 
 def collect(models: Models, prompts: Sequence[PromptIds], config: Config, context: Context) -> Collected:
-    """Sample responses, score them, and turn scores and log-ratios into advantages (Eq. 5, then returns to go)."""
+    """Sample responses, score them, and turn scores and log-ratios into advantages (Eq. 5, then returns to
+    go).
+    """
     scored = score(models, prompts, config, context)
     rollouts, mask = scored.rollouts, scored.rollouts.response_mask
     values = torch.nan_to_num(scored.scores.values)
@@ -184,7 +198,9 @@ def _column_names(prompts: Sequence[PromptIds]) -> list[str]:
 
 
 def micro_batches(rollouts: Rollouts, config: Config) -> list[list[int]]:
-    """Row numbers of each micro-batch: whole groups of one prompt, longest first, within the micro-batch limits."""
+    """Row numbers of each micro-batch: whole groups of one prompt, longest first, within the micro-batch
+    limits.
+    """
     size = _group_size(rollouts)
     lengths = (rollouts.prompt_mask.sum(1) + rollouts.response_mask.sum(1)).view(-1, size).amax(1).tolist()
     per_batch = None if config.micro_batch_size is None else max(1, config.micro_batch_size // size)
@@ -222,7 +238,7 @@ def _reference_logprobs(models: Models, rollouts: Rollouts, parts: list[list[int
 
 
 def advantages_of(returns: Tensor, mask: Tensor, used: Tensor, config: Config, context: Context) -> Tensor:
-    """Returns (N, L) minus the baseline; a response without a score (`used` False) counts nowhere and gets 0."""
+    """Returns (N, L) minus the baseline; a response without a score (`used` False) counts nowhere."""
     counted = mask & used[:, None]
     if config.baseline == "position":
         width = config.max_new_tokens - returns.shape[1]  # equal shapes on every process
@@ -237,7 +253,7 @@ def advantages_of(returns: Tensor, mask: Tensor, used: Tensor, config: Config, c
 
 
 def _group_baseline(totals: Tensor, used: Tensor, config: Config) -> tuple[Tensor, Tensor]:
-    """Mean total return of a prompt's (other) scored responses, (N, 1), and which rows still have a signal."""
+    """Mean total return of a prompt's (other) scored responses (N, 1), and which rows have a signal."""
     totals = torch.where(used, totals, torch.zeros(())).view(-1, config.samples_per_prompt)
     counted = used.view_as(totals).float()
     sums, counts = totals.sum(1, keepdim=True), counted.sum(1, keepdim=True)
@@ -274,7 +290,9 @@ def _metrics(models: Models, scored: Scored, config: Config, context: Context) -
 
 
 def _score_metrics(name: str, scores: Scores, group: int) -> Sums:
-    """Mean over the scored responses, share missing, each part by name, share of prompts whose responses all score alike."""
+    """Mean over the scored responses, share missing, each part by name, share of prompts whose responses all
+    score alike.
+    """
     metrics = {
         f"{name}/mean": total(scores.values[scores.present]),
         f"{name}/missing": total(~scores.present),
@@ -290,7 +308,9 @@ def _score_metrics(name: str, scores: Scores, group: int) -> Sums:
 
 
 def _exact(models: Models, rollouts: Rollouts, rows: list[int]) -> PositionStats:
-    """Exact KL(policy‖reference) at every position of some responses (Eq. 4), under the support they were sampled with."""
+    """Exact KL(policy‖reference) at every position of some responses (Eq. 4), under the support they were
+    sampled with.
+    """
     assert models.reference is not None
     batch = rollouts.take(rows).to_batch().to(_device(models))
     return batch_kl(
@@ -348,8 +368,10 @@ def _tokenise(rows: Any, tokenizer: Any, config: Config) -> Any:
 
 def _conventions(config: Config) -> dict[str, str]:
     return {
-        "loss": "sum over a response's tokens, mean over the responses of the optimizer step (sequence-mean, Eq. 6)",
-        "kl": f"in the reward, per token, on the sampled token, beta={config.beta:g} (Eq. 5); kl/k1 and kl/k3 are sampled "
+        "loss": "sum over a response's tokens, mean over the responses of the optimizer step "
+        "(sequence-mean, Eq. 6)",
+        "kl": f"in the reward, per token, on the sampled token, beta={config.beta:g} (Eq. 5); kl/k1 and "
+        "kl/k3 are sampled "
         "estimates in nats per response, kl/exact sums over the vocabulary",
         "returns": "undiscounted, to go",
         "baseline": config.baseline,

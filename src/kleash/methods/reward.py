@@ -48,7 +48,9 @@ def loss(models: Models, batch: Batch, config: Config) -> LossOutput:
 
 
 def build(model: Any, tokenizer: Any, config: Config) -> RewardModel:
-    """A reward model on a copy of the starting model's transformer, which remembers whose text it is fitted on."""
+    """A reward model on a copy of the starting model's transformer, which remembers whose text it is fitted
+    on.
+    """
     reward_model = RewardModel.from_policy(model, tokenizer, seed=config.seed)
     reward_model.meta["text_model"] = _text_identity(model, config.text_model)
     return reward_model
@@ -62,12 +64,13 @@ def _text_identity(start: Any, text_model: Any) -> str | None:
 
 @torch.no_grad()
 def finish(policy: Any, batches: Iterable[Batch], config: Config) -> dict[str, Any]:
-    """Mean and deviation of the scores of held-out responses: the scale a policy's reward is later given in."""
+    """Mean and deviation of held-out responses' scores: the scale a policy's reward is later given in."""
     parts = [policy.scores(batch).double().cpu() for batch in batches]
     scores = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
     if len(scores) < 2:
         raise UsageError(
-            f"eval_fraction={config.eval_fraction:g} leaves no held-out pair to scale the reward model's scores on: "
+            f"eval_fraction={config.eval_fraction:g} leaves no held-out pair to scale the reward model's "
+            "scores on: "
             "raise eval_fraction or give eval_data."
         )
     return {

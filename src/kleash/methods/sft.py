@@ -24,7 +24,9 @@ class Config(TrainConfig):
 
 
 def loss(models: Models, batch: Batch, config: Config) -> LossOutput:
-    """−log π(y_t | x, y_<t) of every trained token: one item a token, so the step's loss is a mean over tokens."""
+    """−log π(y_t | x, y_<t) of every trained token: one item a token, so the step's loss is a mean over
+    tokens.
+    """
     logp, mask = batch_logprobs(models.policy, batch)
     return LossOutput(-logp[mask])
 

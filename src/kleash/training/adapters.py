@@ -1,4 +1,6 @@
-"""Low-rank adapters: a few trained weights beside frozen ones. Switched off, the same model is its own reference."""
+"""Low-rank adapters: a few trained weights beside frozen ones. Switched off, the same model is its own
+reference.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from kleash.models.forward import causal_model
 
 
 def add_adapters(policy: nn.Module, config: TrainConfig) -> nn.Module:
-    """Freeze a model and give every linear layer but the output head an adapter of `lora_rank`; a reward head still learns."""
+    """Freeze a model and give every linear layer but the output head an adapter of `lora_rank`; a reward head
+    still learns.
+    """
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_scale,
         lora_dropout=0.0,
         target_modules="all-linear",
         bias="none",
-    )  # type: ignore[arg-type]
+    )
     if isinstance(policy, RewardModel):
         policy.backbone = get_peft_model(policy.backbone, lora)
         return policy
@@ -31,7 +35,7 @@ def add_adapters(policy: nn.Module, config: TrainConfig) -> nn.Module:
 
 
 def merged(policy: nn.Module) -> nn.Module:
-    """A copy of the policy with its adapters folded into plain weights; the policy itself where it has none."""
+    """A copy of the policy with its adapters folded into its weights; the policy itself if it has none."""
     if isinstance(policy, RewardModel):
         if not hasattr(policy.backbone, "merge_and_unload"):
             return policy
@@ -40,7 +44,7 @@ def merged(policy: nn.Module) -> nn.Module:
     if not hasattr(policy, "merge_and_unload"):
         return policy
     copied: Any = copy.deepcopy(policy)
-    return copied.merge_and_unload()  # type: ignore[no-any-return]
+    return copied.merge_and_unload()
 
 
 class AdaptersOff(nn.Module):
@@ -49,14 +53,14 @@ class AdaptersOff(nn.Module):
     Offers what log-probs need of a transformers model: `base_model`, the output embeddings and the config.
     """
 
-    def __init__(self, adapted: nn.Module) -> None:
+    def __init__(self, adapted: Any) -> None:
         super().__init__()
-        object.__setattr__(self, "adapted", adapted)  # not a submodule: its weights belong to the policy
+        self._adapted = (adapted,)  # in a tuple, so that it is no submodule: its weights belong to the policy
 
     @property
     def inner(self) -> Any:
         """The transformers model, adapters in place."""
-        return causal_model(self.adapted)
+        return causal_model(self._adapted[0])
 
     @property
     def config(self) -> Any:
@@ -70,9 +74,9 @@ class AdaptersOff(nn.Module):
 
     def get_output_embeddings(self) -> nn.Module:
         """The output head, which has no adapter."""
-        return self.inner.get_output_embeddings()  # type: ignore[no-any-return]
+        return self.inner.get_output_embeddings()
 
     def base_model(self, **inputs: Any) -> Any:
         """The backbone's forward pass with every adapter switched off."""
-        with self.adapted.disable_adapter():  # type: ignore[operator]
+        with self._adapted[0].disable_adapter():
             return self.inner.base_model(**inputs)

@@ -1,4 +1,4 @@
-"""`kleash.train` and `kleash.check`: from a method and its options to a run, or to what is wrong with them."""
+"""`kleash.train` and `kleash.check`: from a method and its options to a run, or to what is wrong."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ from kleash.training.setup import Job, prepare
 
 # Options that may differ when a run is resumed: they say how far and how often, not what is computed.
 FREE_ON_RESUME = {
-    "resume", "out", "steps", "epochs", "log_every", "eval_every", "save_every", "keep_checkpoints", "tracker", "quiet",
-    "preflight", "measure", "eval_prompts", "eval_prompt_count", "eval_samples", "reward_timeout",
+    "resume", "out", "steps", "epochs", "log_every", "eval_every", "save_every", "keep_checkpoints",
+    "tracker", "quiet", "preflight", "measure", "eval_prompts", "eval_prompt_count", "eval_samples",
+    "reward_timeout",
 }  # fmt: skip
 
 
 def train(method: str, **options: Any) -> Run:
     """Train, measure and save; returns the run.
 
-    `options` are the keys of a recipe; model, reference, data, reward and gold may be objects. UsageError where the request
-    is wrong (nothing is trained), RunError where the run fails (what was saved stays), Interrupted after a Ctrl-C.
+    `options` are the keys of a recipe; model, reference, data, reward and gold may be objects. UsageError
+    where the request is wrong (nothing is trained), RunError where the run fails (what was saved stays),
+    Interrupted after a Ctrl-C.
     """
     found = find_method(method)
     config = build(found.config, options)
@@ -50,9 +52,11 @@ def train(method: str, **options: Any) -> Run:
 
 
 def check(method: str, **options: Any) -> CheckReport:
-    """A dry run: what `train` would refuse, with the rows as they would be trained, and what memory and time it would take.
+    """A dry run: what `train` would refuse, with the rows as they would be trained, and what memory and time
+    it would take.
 
-    Loads the data and the model, writes nothing. Raises UsageError only where the request cannot even be tried.
+    Loads the data and the model, writes nothing. Raises UsageError only where the request cannot even be
+    tried.
     """
     found = find_method(method)
     config = build(found.config, options)
@@ -79,7 +83,8 @@ def _open(config: Any, processes: Processes) -> Run:
     run = reopen_run(config.out)
     if not checkpoints(run.checkpoints):
         raise UsageError(
-            f"resume=true: {run.checkpoints} holds no complete checkpoint, so there is nothing to go on from. "
+            f"resume=true: {run.checkpoints} holds no complete checkpoint, so there is nothing to go on "
+            "from. "
             "Start anew in another out=, with save_every=… to have checkpoints."
         )
     _check_same(run.config, config)
@@ -91,7 +96,8 @@ def _check_same(before: dict[str, Any], config: Any) -> None:
     for name, value in resolved(config).items():
         if name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
-                f"resume=true with {name}={value}, but the run was started with {name}={before[name]}: the result would be "
+                f"resume=true with {name}={value}, but the run was started with {name}={before[name]}: the "
+                "result would be "
                 "neither run. Resume with the same options, or start another run."
             )
 
@@ -106,7 +112,8 @@ def _check_same_inputs(run: Run, job: Job) -> None:
     for name, old, new in pairs:
         if old != new:
             raise UsageError(
-                f"resume=true: {name}={getattr(job.config, name)} is not what it was when the run was started ({old[:19]}, now "
+                f"resume=true: {name}={getattr(job.config, name)} is not what it was when the run was "
+                f"started ({old[:19]}, now "
                 f"{new[:19]}). Restore it, or start another run."
             )
 
@@ -119,7 +126,14 @@ def _start(job: Job, run: Run, loop: Loop, console: Console) -> None:
     if config.resume:
         _check_same_inputs(run, job)
         newest = checkpoints(run.checkpoints)[-1]
-        loop.restore(load_checkpoint(newest, job.models.policy, loop.optimizer))
+        state = load_checkpoint(newest, job.models.policy, loop.optimizer)
+        if config.schedule != "constant" and state["total_steps"] != job.total_steps:
+            raise UsageError(
+                f"resume=true with {job.total_steps} steps, but the run was started with "
+                f"{state['total_steps']}, "
+                f"which schedule={config.schedule} depends on. Resume with the same steps."
+            )
+        loop.restore(state)
         console.note(f"Going on from {newest}: step {loop.done} of {job.total_steps} is done.")
     if processes.main:
         if config.resume:

@@ -1,8 +1,10 @@
-"""Checkpoints: a folder that appears complete or not at all. Plain safetensors and JSON, nothing that could run code.
+"""Checkpoints: a folder that appears complete or not at all. Plain safetensors and JSON, nothing that could
+run code.
 
     checkpoints/step-000010/  weights.safetensors  optimizer.safetensors  state.json
 
-Holds the weights that learn. Randomness needs no state: every step seeds itself from the run's seed and its number.
+Holds the weights that learn. Randomness needs no state: every step seeds itself from the run's seed and its
+number.
 """
 
 from __future__ import annotations
@@ -33,9 +35,11 @@ def save_checkpoint(
     state: dict[str, Any],
     keep: int,
 ) -> Path:
-    """Write `folder/step-NNNNNN` under a temporary name and rename it when all of it is on the disk; then drop the oldest.
+    """Write `folder/step-NNNNNN` under a temporary name and rename it when all of it is on the disk; then
+    drop the oldest.
 
-    A failed write leaves earlier checkpoints as they are and raises RunError with the path and the bytes needed.
+    A failed write leaves earlier checkpoints as they are and raises RunError with the path and the bytes
+    needed.
     """
     weights: dict[str, Tensor] = {name: p.detach().cpu().contiguous() for name, p in trainable(model).items()}
     moments = _optimizer_tensors(model, optimizer)
@@ -61,7 +65,8 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
-            f"checkpoint {final} could not be written ({error}); it needs {size:,} bytes. Earlier checkpoints are intact: "
+            f"checkpoint {final} could not be written ({error}); it needs {size:,} bytes. Earlier "
+            "checkpoints are intact: "
             f"{_names(folder)}. Make room and go on with resume=true."
         ) from error
     for old in checkpoints(folder)[:-keep]:
@@ -84,13 +89,17 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Put a checkpoint's weights and moments in place; returns its state. UsageError where it is of another model."""
+    """Put a checkpoint's weights and moments in place; returns its state. UsageError where it is of another
+    model.
+    """
     parameters = trainable(model)
     weights, moments = load_file(path / WEIGHTS), load_file(path / OPTIMIZER)
     if set(weights) != set(parameters) or any(weights[n].shape != p.shape for n, p in parameters.items()):
         raise UsageError(
-            f"checkpoint {path} is of another model: it holds {len(weights)} weights and the model in the options has "
-            f"{len(parameters)} that learn, with other names or shapes. Resume with the options the run was started with."
+            f"checkpoint {path} is of another model: it holds {len(weights)} weights and the model in the "
+            "options has "
+            f"{len(parameters)} that learn, with other names or shapes. Resume with the options the run was "
+            "started with."
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
@@ -98,7 +107,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     for key, tensor in moments.items():
         name, slot = key.split("|")
         optimizer.state[parameters[name]][slot] = tensor.to(parameters[name].device)
-    return json.loads((path / STATE).read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+    return json.loads((path / STATE).read_text(encoding="utf-8"))
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

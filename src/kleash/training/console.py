@@ -1,4 +1,6 @@
-"""What a person sees while a run goes on: a bar with speed and time left in a terminal, a line now and then elsewhere."""
+"""What a person sees while a run goes on: a bar with speed and time left in a terminal, a line now and then
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,9 @@ class Live(Bar):
 
     def update(self, done: int, values: dict[str, Any]) -> None:
         """See Bar."""
-        self.bar.update(self.task, completed=done, **({"figures": figures(values)} if values else {}))
+        self.bar.update(self.task, completed=done)
+        if values:
+            self.bar.update(self.task, figures=figures(values))
 
     def progress(self, done: int, total: int, note: str) -> None:
         """See Bar."""

@@ -1,4 +1,6 @@
-"""Held-out numbers: the method's own loss and metrics while training, and the measurement of samples at the end."""
+"""Held-out numbers: the method's own loss and metrics while training, and the measurement of samples at the
+end.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from kleash.training.setup import Job
 
 @torch.no_grad()
 def evaluate_held_out(job: Job) -> Sums:
-    """Metrics over every held-out item, dropout off, added up over the processes; empty where nothing is held out."""
+    """Metrics over every held-out item, dropout off, added up over the processes; empty where nothing is held
+    out.
+    """
     policy = job.models.policy.eval()
     with autocast(job.config.dtype, job.processes.device.type):
         work = job.feed.held_out()
@@ -30,7 +34,7 @@ def evaluate_held_out(job: Job) -> Sums:
 
 
 def measure_policy(job: Job, bar: Bar) -> Evaluation:
-    """Drift, reward, gold and variety of the policy's own samples on the run's prompts (main process only)."""
+    """Drift, reward, gold and variety of the policy's samples on the run's prompts (main process only)."""
     config, models = job.config, job.models
     models.policy.eval()
     return measure(
@@ -52,7 +56,7 @@ def measure_policy(job: Job, bar: Bar) -> Evaluation:
 
 
 def finish_model(job: Job) -> dict[str, Any]:
-    """What the method keeps with its model (a reward model: the scale of its scores), from held-out batches."""
+    """What the method keeps with its model, from held-out batches (a reward model: its scores' scale)."""
     assert job.method.finish is not None
     policy = job.models.policy.eval()
     with torch.no_grad(), autocast(job.config.dtype, job.processes.device.type):

@@ -1,4 +1,6 @@
-"""Where a step's micro-batches come from. `step(n)` depends on n and the options alone, so a resumed run needs no cursor."""
+"""Where a step's micro-batches come from. `step(n)` depends on n and the options alone, so a resumed run
+needs no cursor.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Step:
 
 
 class Feed(Protocol):
-    """Steps are numbered from 1. `held_out` is the evaluation's work; `first` a few batches to check the start on."""
+    """Steps are numbered from 1. `held_out` is the evaluation's work; `first` a few batches to check the
+    start on.
+    """
 
     steps_per_epoch: float
 
@@ -55,7 +59,7 @@ class OfflineFeed:
         self.method, self.config, self.pad_id, self.processes = method, config, pad_id, processes
         self.items = [*items, *held_out]  # held-out items follow, so that a position names an item of either
         self.train, self.eval = range(len(items)), range(len(items), len(items) + len(held_out))
-        self.steps_per_epoch = math.ceil(len(items) / config.batch_size)
+        self.steps_per_epoch: float = math.ceil(len(items) / config.batch_size)
         self._epoch = -1
         self._plan: list[list[list[int]]] = []
 
@@ -112,7 +116,8 @@ class OnlineFeed:
         self.per_step = config.batch_size // config.samples_per_prompt
         if self.per_step % processes.world:
             raise UsageError(
-                f"batch_size={config.batch_size} is {self.per_step} prompts a step, which {processes.world} processes cannot "
+                f"batch_size={config.batch_size} is {self.per_step} prompts a step, which {processes.world} "
+                "processes cannot "
                 "share evenly: choose a multiple."
             )
         self.steps_per_epoch = len(prompts) / self.per_step
@@ -133,7 +138,9 @@ class OnlineFeed:
         return _as_step(self.method.collect(self.models, prompts, self.config, context))
 
     def held_out(self) -> Step:
-        """Sample and score the held-out prompts; the same draws each time, so that evaluations differ by the policy only."""
+        """Sample and score the held-out prompts; the same draws each time, so that evaluations differ by the
+        policy only.
+        """
         prompts = list(self.eval)[self.processes.rank :: self.processes.world]
         if not prompts:
             return Step([])

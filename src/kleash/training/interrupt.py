@@ -18,7 +18,8 @@ class Interrupted(KLeashError):
 
 
 class Interrupt:
-    """While inside, Ctrl-C sets `asked` and calls `notify`; a second one raises KeyboardInterrupt where it hits.
+    """While inside, Ctrl-C sets `asked` and calls `notify`; a second one raises KeyboardInterrupt where it
+    hits.
 
     Off the main thread, where Python delivers no signals, nothing changes.
     """

@@ -1,9 +1,10 @@
 """The one loop: accumulate, clip, step, log, evaluate, save. It knows no method by name.
 
-A step's loss is the sum of item losses over every micro-batch of every process, divided once by the count of them all.
-The count is therefore known before the first backward pass, and eight micro-batches, one, or two processes of four give
-the same gradient. Anything random in a step is seeded by the run's seed and the step's number, and the data of a step
-depend on its number alone, so a resumed run repeats what an uninterrupted one would have done, bit for bit.
+A step's loss is the sum of item losses over every micro-batch of every process, divided once by the count of
+them all. The count is therefore known before the first backward pass, and eight micro-batches, one, or two
+processes of four give the same gradient. Anything random in a step is seeded by the run's seed and the step's
+number, and the data of a step depend on its number alone, so a resumed run repeats what an uninterrupted one
+would have done, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ from kleash.training.setup import Job
 
 
 class Loop:
-    """One run's optimizer steps. `done`, `seconds` and `tokens` count what is behind, earlier sessions included."""
+    """One run's optimizer steps. `done`, `seconds` and `tokens` count what is behind, earlier sessions
+    included.
+    """
 
     def __init__(self, job: Job, run: Run, console: Console) -> None:
         self.job, self.run, self.console = job, run, console
@@ -62,7 +65,8 @@ class Loop:
                     self.save()
                 if stop and not last:
                     raise Interrupted(
-                        f"Stopped after step {self.done} of {total_steps}; everything is saved in {self.run.path}. "
+                        f"Stopped after step {self.done} of {total_steps}; everything is saved in "
+                        f"{self.run.path}. "
                         f"To go on: {resume_hint(self.run)}"
                     )
 
@@ -100,27 +104,32 @@ class Loop:
         }
 
     def _accumulate(self, step: Step) -> tuple[Sums, int, int]:
-        """Gradients of the step's loss, and its metrics, trained tokens and real tokens over all processes."""
+        """Gradients of the step's loss; its metrics, trained tokens and real tokens over all processes."""
         job = self.job
         items = job.processes.sum(sum(job.method.count(batch) for batch in step.micro_batches))
         sums, trained, real = dict(step.metrics), 0, 0
         for batch in step.micro_batches:
             with autocast(job.config.dtype, job.processes.device.type):
                 output = job.method.loss(job.models, batch, job.config)
-            (output.per_item.float().sum() / max(items, 1.0)).backward()  # type: ignore[no-untyped-call]
+            (output.per_item.float().sum() / max(items, 1.0)).backward()
             add_sums(sums, {"loss": total(output.per_item), **output.metrics})
             trained, real = trained + batch.trained_tokens, real + batch.real_tokens
         job.processes.sum_gradients(self.parameters)
         return job.processes.merge(sums), int(job.processes.sum(trained)), int(job.processes.sum(real))
 
     def _update(self, number: int, rate: float, sums: Sums) -> float:
-        """Clip, step, forget the gradient; returns its length. A gradient that is not finite stops the run untouched."""
+        """Clip, step, forget the gradient; returns its length. A gradient that is not finite stops the run
+        untouched.
+        """
         norm = float(clip_gradient(self.parameters, self.job.config.max_grad_norm))
         if not math.isfinite(norm):
             raise RunError(
-                f"step {number}: the gradient is not finite (length {norm}, loss {means(sums).get('loss')}), so the step was "
-                "not taken and the weights are those of the step before. Usual causes: a learning rate too high "
-                f"(learning_rate={self.job.config.learning_rate:g}), or a reward or log-probability that is not finite. "
+                f"step {number}: the gradient is not finite (length {norm}, loss "
+                f"{means(sums).get('loss')}), so the step was "
+                "not taken and the weights are those of the step before. Usual causes: a learning rate too "
+                "high "
+                f"(learning_rate={self.job.config.learning_rate:g}), or a reward or log-probability that is "
+                "not finite. "
                 f"Checkpoints so far are in {self.run.checkpoints}."
             )
         for group in self.optimizer.param_groups:

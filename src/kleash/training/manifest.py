@@ -1,4 +1,6 @@
-"""What a run was made of: versions, machine, seed, data and models by hash, conventions, the runs it builds on."""
+"""What a run was made of: versions, machine, seed, data and models by hash, conventions, the runs it builds
+on.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ def conventions(job: Job) -> dict[str, str]:
     config = job.config
     shared = {
         "logarithms": "natural; KL in nats, KL(policy‖reference)",
-        "normalisation": "item losses are summed over all micro-batches and processes and divided once by their count",
+        "normalisation": "item losses are summed over all micro-batches and processes and divided once by "
+        "their count",
         "dropout": "on while training" if config.dropout else "off",
         "optimizer": f"AdamW, betas {config.adam_beta1:g} and {config.adam_beta2:g}, gradient clipped at "
         f"{config.max_grad_norm:g}, weight decay {config.weight_decay:g} on matrices",

@@ -17,13 +17,17 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
-    """Fused AdamW; weight decay on matrices only. Weights below float32 raise UsageError: small steps would be lost in them."""
+    """Fused AdamW; weight decay on matrices only. Weights below float32 raise UsageError: small steps would
+    be lost in them.
+    """
     parameters = trainable(model)
     low = [name for name, p in parameters.items() if p.dtype not in (torch.float32, torch.float64)]
     if low:
         raise UsageError(
-            f"model: {low[0]} and {len(low) - 1} more weights are {parameters[low[0]].dtype}; steps of 1e-4 on a weight of 1 "
-            "are lost in that format. Give the model in float32; dtype=bfloat16 sets the precision of its products alone."
+            f"model: {low[0]} and {len(low) - 1} more weights are {parameters[low[0]].dtype}; steps of 1e-4 "
+            "on a weight of 1 "
+            "are lost in that format. Give the model in float32; dtype=bfloat16 sets the precision of its "
+            "products alone."
         )
     matrices = [p for p in parameters.values() if p.ndim >= 2]
     vectors = [p for p in parameters.values() if p.ndim < 2]
@@ -40,7 +44,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(step: int, total: int, config: TrainConfig) -> float:
-    """The rate of step `step` (from 1) of `total`: rising over warmup_steps, then constant, or falling to 0 after the last."""
+    """The rate of step `step` (from 1) of `total`: rising over warmup_steps, then constant, or falling to 0
+    after the last.
+    """
     if step <= config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     if config.schedule == "constant":
@@ -51,5 +57,7 @@ def learning_rate(step: int, total: int, config: TrainConfig) -> float:
 
 
 def clip_gradient(parameters: list[nn.Parameter], limit: float) -> Tensor:
-    """Scale the gradient down to `limit` where it is longer; returns its length before that (inf or nan if it is broken)."""
+    """Scale the gradient down to `limit` where it is longer; returns its length before that (inf or nan if it
+    is broken).
+    """
     return torch.nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=False)

@@ -33,7 +33,9 @@ SAMPLER_TOLERANCE = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: `passed` is None where it only informs; `figure` is what was measured, `message` says what it means."""
+    """One check: `passed` is None where it only informs; `figure` is what was measured, `message` says what
+    it means.
+    """
 
     name: str
     passed: bool | None
@@ -58,9 +60,12 @@ class CheckReport:
 
 
 def preflight(job: Job, full: bool = False) -> CheckReport:
-    """Run every check that concerns the job's method; `full` adds counts, rendered rows, memory and time estimates."""
+    """Run every check that concerns the job's method; `full` adds counts, rendered rows, memory and time
+    estimates.
+    """
     checks: list[Callable[[Job], Finding | None]] = [
-        _forward, _dropout, _trained_tokens, _prompt_untrained, _initial_loss, _log_ratio, _reward_model, _sampler,
+        _forward, _dropout, _trained_tokens, _prompt_untrained,
+        _initial_loss, _log_ratio, _reward_model, _sampler,
     ]  # fmt: skip
     if full:
         checks = [_rows, _lengths, *checks, _cost]
@@ -74,14 +79,16 @@ def _rows(job: Job) -> Finding:
     train = job.data.record()
     held = job.held_out.record() if job.held_out else {"kept": 0}
     dropped = ", ".join(f"{count} {reason}" for reason, count in train["dropped"].items()) or "none"
-    text = f"{train['kept']} rows to train on, {held['kept']} held out; dropped: {dropped}; truncated: {train['truncated']}"
+    text = f"{train['kept']} rows to train on, {held['kept']} held out; dropped: {dropped}"
+    text += f"; truncated: {train['truncated']}"
     return Finding("rows", None, float(train["kept"]), text)
 
 
 def _lengths(job: Job) -> Finding:
     lengths = sorted(job.data.tokenised.lengths)
     text = (
-        f"{sum(lengths)} tokens in all; a row has {lengths[len(lengths) // 2]} in the median and {lengths[-1]} at most, "
+        f"{sum(lengths)} tokens in all; a row has {lengths[len(lengths) // 2]} in the median and "
+        f"{lengths[-1]} at most, "
         f"of max_length={job.config.max_length}"
     )
     return Finding("tokens", None, float(sum(lengths)), text)
@@ -97,7 +104,7 @@ def _forward(job: Job) -> Finding | None:
 
 
 def _dropout(job: Job) -> Finding:
-    """Dropout would make two passes over equal weights differ; it acts in modules that are in training mode."""
+    """Dropout would make two passes over equal weights differ; it acts in modules in training mode."""
     if job.config.dropout:
         return Finding(
             "dropout", None, None, "on while training, as asked; off in the reference and when measuring"
@@ -152,7 +159,9 @@ def _first_batches(job: Job) -> list[Any]:
 
 
 def _prompt_untrained(job: Job) -> Finding | None:
-    """No prompt token is a target, and every trained id of an item is one, in the batches as they are trained."""
+    """No prompt token is a target, and every trained id of an item is one, in the batches as they are
+    trained.
+    """
     if job.method.online:
         return None
     assert isinstance(job.feed, OfflineFeed)
@@ -193,7 +202,8 @@ def _initial_loss(job: Job) -> Finding | None:
     message = f"{loss:.6f}, the known value is {expected:.6f}"
     if not good:
         message += (
-            f" (±{tolerance:g}): policy and reference do not start equal. If the policy starts elsewhere on purpose, say "
+            f" (±{tolerance:g}): policy and reference do not start equal. If the policy starts elsewhere on "
+            "purpose, say "
             "start_at_reference=false."
         )
     return Finding("initial loss", good, loss, message)
@@ -212,7 +222,8 @@ def _log_ratio(job: Job) -> Finding | None:
     message = "policy and reference give every token the same log-prob"
     if gap:
         message = (
-            f"log-probs of policy and reference differ by up to {gap:.3g} nats before step 1. Give as reference the model that "
+            f"log-probs of policy and reference differ by up to {gap:.3g} nats before step 1. Give as "
+            "reference the model that "
             "is trained, or say start_at_reference=false if the policy starts elsewhere on purpose."
         )
     return Finding("log-ratio", gap == 0.0, gap, message)
@@ -284,11 +295,13 @@ def _reward_model(job: Job) -> Finding | None:
     for judge in judges:
         theirs = judge.model.meta.get("text_model")
         if theirs != ours:
-            message = f"{judge.name} was fitted on text from {theirs or 'an unknown model'}, and the reference is {ours}"
+            whose = theirs or "an unknown model"
+            message = f"{judge.name} was fitted on text from {whose}, and the reference is {ours}"
             if job.config.foreign_reward:
                 return Finding("reward model", None, theirs, f"{message}; accepted by foreign_reward=true")
             return Finding(
-                "reward model", False, theirs, f"{message}. Its scores on this policy's text would be extrapolation: train a "
+                "reward model", False, theirs, f"{message}. Its scores on this policy's text would be "
+                "extrapolation: train a "
                 "reward model on the reference's own responses, or accept it with foreign_reward=true."
             )  # fmt: skip
     return Finding("reward model", True, ours, "fitted on text from this reference")
@@ -319,7 +332,8 @@ def _cost(job: Job) -> Finding:
         "cost",
         None,
         whole / 2**20,
-        f"about {whole / 2**20:,.0f} MiB ({text}); about {seconds:.2f} s a step, {seconds * job.total_steps / 60:.1f} min for "
+        f"about {whole / 2**20:,.0f} MiB ({text}); about {seconds:.2f} s a step, "
+        f"{seconds * job.total_steps / 60:.1f} min for "
         f"{job.total_steps} steps",
     )
 
@@ -348,7 +362,7 @@ def _try_step(job: Job) -> tuple[float, int]:
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         with autocast(job.config.dtype, job.processes.device.type):
             loss = job.method.loss(job.models, batches[0], job.config).per_item.sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     seconds = time.perf_counter() - started
     for parameter in job.models.policy.parameters():
         parameter.grad = None

@@ -1,4 +1,6 @@
-"""The little that training needs of several processes: who I am, and sums over all. One process needs no communication."""
+"""The little that training needs of several processes: who I am, and sums over all. One process needs no
+communication.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from kleash.methods.base import Sums
 
 
 class Processes:
-    """Accelerate's processes. The model is not wrapped: gradients are summed here, once per step (see `sum_gradients`)."""
+    """Accelerate's processes. The model is not wrapped: gradients are summed here, once per step (see
+    `sum_gradients`).
+    """
 
     def __init__(self, tracker: str | None = None, folder: str | None = None) -> None:
         try:
@@ -44,7 +48,7 @@ class Processes:
     @property
     def device(self) -> torch.device:
         """Where this process computes."""
-        return self.accelerator.device  # type: ignore[no-any-return]
+        return self.accelerator.device
 
     def sum(self, value: float) -> float:
         """The sum of a number over the processes."""
@@ -74,9 +78,9 @@ class Processes:
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up every parameter's gradient over the processes.
 
-        Each process has divided its sum of item losses by the number of items of all of them, so the sum, and not the mean
-        that data-parallel wrappers take, is the gradient of one big batch. A process that had no item adds zeros, so all
-        issue the same collectives.
+        Each process has divided its sum of item losses by the number of items of all of them, so the sum, and
+        not the mean that data-parallel wrappers take, is the gradient of one big batch. A process that had no
+        item adds zeros, so all issue the same collectives.
         """
         if self.world == 1:
             return
@@ -92,7 +96,9 @@ class Processes:
                 torch.distributed.broadcast(parameter.data, src=0)
 
     def merge(self, sums: Sums) -> Sums:
-        """Sums and counts added up over the processes, so that a mean is one over all items and never one of means."""
+        """Sums and counts added up over the processes, so that a mean is one over all items and never one of
+        means.
+        """
         if self.world == 1:
             return sums
         merged: Sums = {}

@@ -1,4 +1,6 @@
-"""The reference's log-probs of fixed data: computed once, before step 1, and kept by content hash for later runs."""
+"""The reference's log-probs of fixed data: computed once, before step 1, and kept by content hash for later
+runs.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +32,12 @@ def reference_sums(
     config: TrainConfig,
     processes: Processes,
 ) -> tuple[Tensor, str]:
-    """What `method.sums` gives for every item under the reference, (items, responses) by position, and where it came from.
+    """What `method.sums` gives for every item under the reference, (items, responses) by position, and where
+    it came from.
 
-    Computed in the very micro-batches of the first epoch: in bfloat16 a row's log-prob depends a little on its neighbours,
-    and so the first step starts at a log-ratio of exactly 0, as it would with the reference computed beside the policy.
+    Computed in the very micro-batches of the first epoch: in bfloat16 a row's log-prob depends a little on
+    its neighbours, and so the first step starts at a log-ratio of exactly 0, as it would with the reference
+    computed beside the policy.
     """
     file = cache_folder() / "reference" / f"{_key(method, identity, feed, config, processes)}.safetensors"
     found = _read(file)
@@ -60,12 +64,14 @@ def _compute(
 
 
 def _key(method: Method, identity: str, feed: OfflineFeed, config: TrainConfig, processes: Processes) -> str:
-    """A hash of everything the values depend on: model, ids, precision, the cut into micro-batches, library versions."""
+    """A hash of everything the values depend on: model, ids, precision, the cut into micro-batches, library
+    versions.
+    """
     digest = hashlib.sha256()
     facts: list[Any] = [
-        "v1", method.name, identity, str(compute_dtype(config.dtype)), str(processes.device.type), torch.__version__,
-        transformers.__version__, config.seed, config.batch_size, config.micro_batch_size, config.micro_batch_tokens,
-        processes.world, len(feed.train),
+        "v1", method.name, identity, str(compute_dtype(config.dtype)), processes.device.type,
+        torch.__version__, transformers.__version__, config.seed, config.batch_size,
+        config.micro_batch_size, config.micro_batch_tokens, processes.world, len(feed.train),
     ]  # fmt: skip
     digest.update(json.dumps(facts).encode())
     for item in feed.items:
@@ -83,7 +89,7 @@ def _read(file: Path) -> Tensor | None:
 
 
 def _write(values: Tensor, file: Path) -> str:
-    """Keep the values for later runs; a cache that cannot be written costs time only, and the note says so."""
+    """Keep the values for later runs; a cache that cannot be written costs time only: the note says so."""
     temporary = file.with_suffix(f".{os.getpid()}.tmp")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

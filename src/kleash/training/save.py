@@ -15,7 +15,9 @@ from kleash.training.adapters import merged
 
 
 def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
-    """Write the policy, adapters folded in, and its tokenizer to `path`, replacing what is there once all is written."""
+    """Write the policy, adapters folded in, and its tokenizer to `path`, replacing what is there once all is
+    written.
+    """
     model = merged(policy)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -32,6 +34,7 @@ def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
-            f"{path} could not be written ({error}); the model needs {size:,} bytes. What was saved before is intact: make "
+            f"{path} could not be written ({error}); the model needs {size:,} bytes. What was saved before "
+            "is intact: make "
             "room and go on with resume=true."
         ) from error

@@ -69,14 +69,17 @@ class Job:
 
 
 def prepare(method: Method, config: Any, processes: Processes) -> Job:
-    """Read the data, load the models, compute the reference's log-probs if they are cached. UsageError names what is wrong."""
+    """Read the data, load the models, compute the reference's log-probs if they are cached. UsageError names
+    what is wrong.
+    """
     rows, held_rows = _read(method, config)
     start, tokenizer = load_model(config.model)
     data = Data(rows, method.tokenise(rows, tokenizer, config))
     held_out = None if held_rows is None else _limited(held_rows, method, tokenizer, config)
     if method.finish is not None and held_out is None:
         raise UsageError(
-            f"{method.name} needs held-out rows at the end, and eval_fraction={config.eval_fraction:g} leaves none: "
+            f"{method.name} needs held-out rows at the end, and eval_fraction={config.eval_fraction:g} "
+            "leaves none: "
             "raise it, or give eval_data."
         )
     identities = {"model": identity(start)}
@@ -134,10 +137,12 @@ def _policy(method: Method, start: nn.Module, tokenizer: Any, config: TrainConfi
 def _reference_loader(
     config: TrainConfig, start: nn.Module, policy: nn.Module, tokenizer: Any, processes: Processes
 ) -> Callable[[], nn.Module]:
-    """How to get the reference: the adapter switched off, the object given, or the model read again. Never a copy too many."""
+    """How to get the reference: the adapter switched off, the object given, or the model read again. Never a
+    copy too many.
+    """
     off = getattr(policy, "without_adapters", None)
     if config.reference is None and off is not None:
-        return off  # type: ignore[no-any-return]
+        return off
     source = config.model if config.reference is None else config.reference
     given = start if config.reference is None and isinstance(source, tuple) else None
 
@@ -145,7 +150,8 @@ def _reference_loader(
         reference, its_tokenizer = (given, tokenizer) if given is not None else load_model(source)
         if its_tokenizer.get_vocab() != tokenizer.get_vocab():
             raise UsageError(
-                f"reference={source}: its vocabulary is not that of the model, so their log-probabilities cannot be compared."
+                f"reference={source}: its vocabulary is not that of the model, so their log-probabilities "
+                "cannot be compared."
             )
         return reference.to(processes.device).eval().requires_grad_(False)
 
@@ -153,7 +159,7 @@ def _reference_loader(
 
 
 def _judge(name: str, config: TrainConfig, tokenizer: Any, processes: Processes) -> Callable[..., Any] | None:
-    """The reward or gold of the options, its model (if it is one) on the device and of the right vocabulary."""
+    """The reward or gold of the options; a reward model is put on the device and its vocabulary checked."""
     spec = getattr(config, name)
     if spec is None:
         return None
@@ -185,7 +191,9 @@ def _feed(
 
 
 def _bring_reference(job: Job) -> None:
-    """Put the reference where the loss looks for it: its log-probs in a cache, or the model beside the policy."""
+    """Put the reference where the loss looks for it: its log-probs in a cache, or the model beside the
+    policy.
+    """
     method, config = job.method, job.config
     if not method.uses_reference:
         return

@@ -1,0 +1,146 @@
+"""One contract for every method: finite, deterministic, resumable bit for bit, indifferent to accumulation."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kleash.methods import METHODS
+from kleash.training import train
+
+TIMES = ("seconds", "time/", "tokens/per_second")
+EXPECTED = {
+    "sft": {"loss"},
+    "reward": {"loss", "reward/margin", "reward/accuracy", "reward/chosen", "reward/rejected"},
+    "dpo": {
+        "loss", "dpo/logp_chosen", "dpo/logp_rejected", "dpo/reward_chosen", "dpo/reward_rejected", "dpo/margin",
+        "dpo/accuracy", "dpo/weight",
+    },
+    "reinforce": {
+        "loss", "reward/mean", "reward/missing", "kl/k1", "kl/k3", "kl/exact", "length/mean", "ended/share",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(params=sorted(METHODS))
+def method(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what a clock decides."""
+    return [{k: v for k, v in row.items() if not k.startswith(TIMES)} for row in rows]
+
+
+def weights(run: Any) -> dict[str, torch.Tensor]:
+    return load_file(run.path / "model" / "model.safetensors")
+
+
+def assert_same(a: Any, b: Any) -> None:
+    """Two runs are one: metrics, samples and weights, bit for bit."""
+    assert timeless(a.metrics) == timeless(b.metrics)
+    assert [dict(s, policy="") for s in a.samples] == [dict(s, policy="") for s in b.samples]
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_every_metric_is_named_and_finite(method: str, tiny: Any, tmp_path: Path) -> None:
+    run = train(method, **tiny.options(method, tmp_path / "run", eval_every=2))
+    first, steps = run.metrics[0], [row for row in run.metrics if row["split"] == "train"]
+    assert EXPECTED[method] <= first.keys()
+    assert {"optim/learning_rate", "optim/grad_norm", "time/step", "tokens/trained", "epoch"} <= first.keys()
+    assert [row["step"] for row in steps] == [1, 2, 3, 4]
+    assert [row["step"] for row in run.metrics if row["split"] == "eval"] == [2, 4]
+    assert all(math.isfinite(v) for row in run.metrics for v in row.values() if isinstance(v, float))
+    assert steps[-1]["tokens/trained"] > steps[0]["tokens/trained"] > 0
+
+
+def test_same_seed_same_run_other_seed_another(method: str, tiny: Any, tmp_path: Path) -> None:
+    a, b = (train(method, **tiny.options(method, tmp_path / name)) for name in "ab")
+    assert_same(a, b)
+    c = train(method, **tiny.options(method, tmp_path / "c", seed=1))
+    assert timeless(c.metrics) != timeless(a.metrics)
+
+
+@pytest.mark.parametrize("stops", [[3], [7], [2, 5]], ids=["mid-run", "later-epoch", "twice"])
+def test_report_63_64_66_resume_is_bit_identical(
+    method: str, stops: list[int], tiny: Any, tmp_path: Path
+) -> None:
+    """Ids seen, sampled tokens, metrics and weights after resuming are those of a run that never stopped."""
+    common = {"steps": 9, "eval_every": 3, "dropout": True, "samples_every": 2} if method == "reinforce" else {
+        "steps": 9, "eval_every": 3, "dropout": True,
+    }  # fmt: skip
+    model = (tiny.model(dropout=0.2), tiny.tokenizer())
+    whole = train(method, **tiny.options(method, tmp_path / "whole", model=model, **common))
+    resumed = tmp_path / "resumed"
+    for number, stop in enumerate(stops):
+        steps = {**common, "steps": stop, "save_every": stop, "resume": number > 0}
+        train(method, **tiny.options(method, resumed, model=model, **steps))
+    b = train(method, **tiny.options(method, resumed, model=model, resume=True, **common))
+    rows = [row for row in timeless(b.metrics) if row["split"] == "train" or row["step"] % 3 == 0]
+    assert rows == [row for row in timeless(whole.metrics) if row["split"] == "train" or row["step"] % 3 == 0]
+    assert [dict(s, policy="") for s in b.samples] == [dict(s, policy="") for s in whole.samples]
+    first, second = weights(whole), weights(b)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+@pytest.mark.parametrize("micro", [{"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_tokens": 40}])
+def test_report_55_accumulation_is_the_big_batch(
+    method: str, micro: dict[str, int], tiny: Any, tmp_path: Path
+) -> None:
+    """8×1 = 4×2 = 1×8: same loss, same gradient length, same metrics, same weights (1e-6 before Adam's division)."""
+    if method == "reinforce" and "micro_batch_tokens" in micro:
+        micro = {"micro_batch_tokens": 24}
+    runs = [
+        train(method, **tiny.options(method, tmp_path / name, batch_size=8, steps=2, learning_rate=1e-3, **extra))
+        for name, extra in (("one", {}), ("many", micro))
+    ]
+    for whole, parts in zip(*(timeless(run.metrics) for run in runs), strict=True):
+        assert whole.keys() == parts.keys()
+        for key, value in whole.items():
+            assert parts[key] == (value if isinstance(value, str) else pytest.approx(value, rel=2e-5, abs=2e-6)), key
+    for key, value in weights(runs[0]).items():
+        torch.testing.assert_close(weights(runs[1])[key], value, rtol=0, atol=1e-4)
+
+
+def test_run_folder_is_readable_without_this_library(method: str, tiny: Any, tmp_path: Path) -> None:
+    run = train(method, **tiny.options(method, tmp_path / "run", measure=True, save_every=2))
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert manifest["data"]["train"]["kept"] > 0 and manifest["data"]["train"]["sha256"]
+    assert manifest["conventions"]["loss"] and manifest["versions"]["torch"] == torch.__version__
+    assert run.config["method"] == method and run.config["learning_rate"] == 0.01
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-000004"]
+    assert {"held_out", "step"} <= run.evaluation.keys()
+    if METHODS[method].generates:
+        assert run.evaluation["drift"]["mean"] > 0, "drift is measured for every method"
+        assert any(sample.get("measured") for sample in run.samples)
+
+
+def test_given_objects_are_never_changed(method: str, tiny: Any, tmp_path: Path) -> None:
+    model = tiny.model()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    train(method, **tiny.options(method, tmp_path / "run", model=(model, tiny.tokenizer())))
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "reward"], indirect=False)
+def test_it_learns_sixteen_pairs(method: str, tiny: Any, tmp_path: Path) -> None:
+    run = train(
+        method, **tiny.options(method, tmp_path / "run", steps=40, batch_size=16, eval_data=tiny.pairs(4))
+    )
+    losses = [row["loss"] for row in run.metrics if row["split"] == "train"]
+    assert losses[-1] < {"sft": 0.7, "dpo": 0.05, "reward": 0.05}[method] < losses[0]
+
+
+def test_it_learns_a_countable_reward(tiny: Any, tmp_path: Path) -> None:
+    run = train(
+        "reinforce", **tiny.options("reinforce", tmp_path / "run", steps=40, batch_size=32, beta=0.01)
+    )
+    means = [row["reward/mean"] for row in run.metrics if row["split"] == "train"]
+    assert means[0] < 0.5 and sum(means[-5:]) / 5 > 2.0, means
