@@ -132,11 +132,10 @@ def _by_group(rewards: Tensor, group_size: int, groups: Tensor | None) -> tuple[
         )
     if rewards.numel() % group_size:
         raise ValueError(f"{rewards.numel()} rewards do not split into groups of {group_size}")
-    if rewards.isinf().any():
-        raise ValueError(
-            f"rewards must be finite, or nan for missing; row {int(rewards.reshape(-1).isinf().nonzero()[0])} is not"
-        )
     flat = wide(rewards).reshape(-1)
+    if flat.isinf().any():
+        row = int(flat.isinf().nonzero()[0])
+        raise ValueError(f"rewards must be finite (nan where missing), got {flat[row].item()} at row {row}")
     if groups is None:
         return flat.view(-1, group_size), None
     if groups.shape != flat.shape:
