@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from kleash.data.items import Example, Pair, PromptIds
 from kleash.data.layout import ChatMode, Layout, Spans
-from kleash.data.sources import Rows
+from kleash.data.sources import Preference, Rows
 from kleash.errors import UsageError
 
 __all__ = [
@@ -113,16 +113,15 @@ def tokenise_preferences(
     """Preferences as ids: both responses follow the same prompt ids and end in exactly one end token.
 
     Options as in `tokenise_demonstrations`; the limit holds for the longer of the two, and a cut prompt is
-    cut alike for both. Pairs whose two rows are the same ids, also after truncation, have no gradient:
+    cut alike for both. A row with the columns prompt_ids, chosen_ids and rejected_ids (as sampling gives
+    them) is trained on those ids, bit for bit, and gets no end token that was not sampled. Pairs whose two rows are the same ids, also after truncation, have no gradient:
     dropped and counted.
     """
     encoder = _Encoder(tokenizer, chat)
     fit = _Fit(max_length, truncation, encoder.prefix)
     items = []
     for row in rows.rows:
-        sides = [encoder.layout.answer(row.prompt, text, row.number) for text in (row.chosen, row.rejected)]
-        prompt = encoder.prompt(sides[0])
-        chosen, rejected = (encoder.response(spans, prompt)[0] for spans in sides)
+        prompt, chosen, rejected = _sampled_ids(row) or encoder.pair(row)
         cut = fit.fit(prompt, [chosen, rejected])
         if cut is None:
             continue
@@ -133,6 +132,21 @@ def tokenise_preferences(
             continue
         items.append(Pair(cut[0], cut[1][0], cut[1][1], row.number))
     return fit.result(items, rows.source)
+
+
+def _sampled_ids(row: Preference) -> tuple[list[int], list[int], list[int]] | None:
+    """The ids a row carries, or None where it carries none; UsageError where they are not three lists of ids."""
+    names = ("prompt_ids", "chosen_ids", "rejected_ids")
+    found = [row.columns.get(name) for name in names]
+    if all(ids is None for ids in found):
+        return None
+    for name, ids in zip(names, found, strict=True):
+        if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+            raise UsageError(
+                f"row {row.number}: {name} must be a list of token ids beside the other two of {', '.join(names)}; "
+                f"found {str(ids)[:60]}. Leave all three out to have the texts tokenised."
+            )
+    return found[0], found[1], found[2]  # type: ignore[return-value]
 
 
 def tokenise_prompts(
@@ -209,6 +223,13 @@ class _Encoder:
             trained.append(True)
         start = len(prompt)
         return ids[start:], trained[start:]
+
+    def pair(self, row: Preference) -> tuple[list[int], list[int], list[int]]:
+        """Ids of a preference: the prompt's, and after the same prompt those of chosen and rejected."""
+        sides = [self.layout.answer(row.prompt, text, row.number) for text in (row.chosen, row.rejected)]
+        prompt = self.prompt(sides[0])
+        chosen, rejected = (self.response(spans, prompt)[0] for spans in sides)
+        return prompt, chosen, rejected
 
     def _extend(self, ids: list[int], text: str, more: str) -> list[int]:
         """Ids of `more` after `text`, whose ids stay as they are.

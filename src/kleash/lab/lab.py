@@ -151,14 +151,13 @@ def _samples_and_pairs(lab: Lab) -> tuple[Pairs, dict[str, Any]]:
             batch_rows=160,
         )
     pairs = label_pairs(rollouts, lab.preset.pairs, lab.seed)
-    facts = {"rule": rule_record(rollouts.responses), "pairs": pairs.record(), "identity": identity(policy)}
+    rule = rule_record(rollouts.responses)
+    facts = {"rule": rule, "pairs": pairs.record(), "identity": identity(policy)}
     lab.seconds["samples"] = time.perf_counter() - started
     lab.say(
-        f"The rule on {len(rollouts)} responses of the reference: mean {rule['mean']:.2f}; cap "
-        f"or crowding penalty in "
-        f"{rule['fired_share']:.2%} of them. {pairs.sampled} pairs, {pairs.ties} ties dropped, "
-        f"{len(pairs.train)} to "
-        f"train on, {len(pairs.held_out)} held out."
+        f"The rule on {len(rollouts)} responses of the reference: mean {rule['mean']:.2f}; cap or crowding "
+        f"penalty in {rule['fired_share']:.2%} of them. {pairs.sampled} pairs, {pairs.ties} ties dropped, "
+        f"{len(pairs.train)} to train on, {len(pairs.held_out)} held out."
     )
     kept = {"pairs": vars(pairs), "facts": facts}
     write_text(file, json.dumps(kept, ensure_ascii=False) + "\n")

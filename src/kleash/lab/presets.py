@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from kleash.errors import UsageError
 
-BETA = 0.1  # the KL coefficient of the run with the penalty, and of DPO
-SWEEP = (0.0, 0.03, 0.1, 0.3, 1.0)  # seed 004's stretch: five values, one seed
+BETA = 0.05  # the KL coefficient of the run with the penalty, and of DPO
+SWEEP = (0.0, 0.02, 0.05, 0.2, 1.0)  # seed 004's stretch: five values, one seed
 RESPONSE_TOKENS = 24
 
 
@@ -24,12 +24,12 @@ class Preset:
     name: str
     openings: int = 64
     responses: int = 20
-    pairs: int = 30
+    pairs: int = 24
     reward_epochs: float = 2.0
     reward_rate: float = 1e-4
-    policy_steps: int = 50
+    policy_steps: int = 45
     policy_batch: int = 64
-    policy_rate: float = 1e-4
+    policy_rate: float = 6e-5
     dpo_epochs: float = 1.0
     dpo_rate: float = 2e-5
     eval_samples: int = 4

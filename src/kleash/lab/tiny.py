@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from kleash.lab.openings import EVALUATION_OPENINGS, TRAINING_OPENINGS
@@ -44,21 +44,19 @@ def write_tiny_model(path: str | Path, seed: int = 0) -> Path:
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    texts = [
-        *TRAINING_OPENINGS,
-        *EVALUATION_OPENINGS,
-        *(f" {word}" for word in sorted(POSITIVE_WORDS | NEGATIVE_WORDS)),
-    ]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700,
-        special_tokens=["<|start|>", "<|end|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    """One token a word, over the words of the openings and of the rule's lists."""
+    texts = " ".join([*TRAINING_OPENINGS, *EVALUATION_OPENINGS]).replace(",", " ,").split()
+    words = sorted({*texts, *POSITIVE_WORDS, *NEGATIVE_WORDS})
+    vocabulary = {
+        token: i for i, token in enumerate(["<|start|>", "<|end|>", "<|unknown|>", *(f"▁{w}" for w in words)])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|start|>", eos_token="<|end|>", pad_token="<|end|>"
+        tokenizer_object=tokenizer,
+        bos_token="<|start|>",
+        eos_token="<|end|>",
+        pad_token="<|end|>",
+        unk_token="<|unknown|>",
     )

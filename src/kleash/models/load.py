@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from kleash.errors import UsageError
 from kleash.models.attention import use_grouped_attention
@@ -77,7 +80,8 @@ class AutoConfigOrDict:
 def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
     """`kind.from_pretrained` with the library's errors turned into one paragraph for the user."""
     try:
-        return kind.from_pretrained(where, **options)
+        with _quiet():
+            return kind.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
@@ -87,6 +91,21 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
             + ", ".join(BUNDLED)
             + "."
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars and load reports: what is wrong with a folder is our error to tell."""
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
