@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from families import tiny
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `handmade`, which several tests of this folder share
 
 WORDS = ("<s>", "</s>", "sun", "moon", "star")
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kleash.measure import Estimate, clustered, t_interval
@@ -28,6 +28,7 @@ def test_one_response_a_prompt_gives_the_plain_error() -> None:
     assert found is not None and found.stderr == pytest.approx(float(values.double().std() / 2))
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.integers(2, 5))
 def test_repeating_each_response_adds_no_information(values: list[float], times: int) -> None:
     """Copies are not new evidence: naive errors would shrink by √times, clustered ones stay."""

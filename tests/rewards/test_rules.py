@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kleash.errors import UsageError
@@ -57,12 +57,14 @@ def test_last_number(text: str, number: float | None) -> None:
     assert last_number(text) == number
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(-(10**9), 10**9), st.text(max_size=20))
 def test_any_integer_is_found_at_the_end_of_any_text(value: int, before: str) -> None:
     assert last_number(f"{before} answer: {value}") == value
     assert last_number(f"{before} answer: {value:,}") == value
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.text(max_size=60))
 def test_no_text_breaks_a_rule(text: str) -> None:
     for rule in (ExactMatch(), Number(), Regex(r"\d"), Tags()):

@@ -8,11 +8,12 @@ from torch import nn
 
 from kleash.measure.judges import Judges
 from kleash.models import identity
+from kleash.models.forward import Dtype
 from kleash.rewards import reward_name
 from kleash.sampling import Rollouts
 
 
-def conventions(rollouts: Rollouts, judges: Judges, reference: nn.Module, dtype: str) -> dict[str, Any]:
+def conventions(rollouts: Rollouts, judges: Judges, reference: nn.Module, dtype: Dtype) -> dict[str, Any]:
     """One entry a convention; `reference` is the reference's identity, so that evaluations can be matched."""
     left_out = "no reward and no gold, counted as missing"
     return {

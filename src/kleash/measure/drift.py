@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from kleash.functional import kl_k1, kl_k2, kl_k3
 from kleash.models import PositionStats, autocast, batch_kl
+from kleash.models.forward import Dtype
 from kleash.sampling import Progress, Rollouts
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def rollout_kl(
     reference: nn.Module,
     rollouts: Rollouts,
     *,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     batch_rows: int = 64,
     progress: Progress | None = None,
 ) -> PositionStats:
@@ -38,7 +39,7 @@ def rollout_kl(
     """
     device = next(policy.parameters()).device
     parts: list[PositionStats] = []
-    with autocast(dtype, device.type):  # type: ignore[arg-type]
+    with autocast(dtype, device.type):
         for rows in _chunks(rollouts, batch_rows):
             batch = rollouts.take(rows).to_batch().to(device)
             parts.append(

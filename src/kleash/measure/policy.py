@@ -14,13 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from kleash.data import read_rows, tokenise_prompts
 from kleash.data.items import PromptIds
 from kleash.data.sources import Rows
+from kleash.data.tokenise import ChatMode
 from kleash.errors import UsageError
 from kleash.measure.evaluation import Evaluation
 from kleash.measure.judges import Judges, load_judge
 from kleash.measure.rollouts import evaluate_rollouts
 from kleash.models import autocast, load_model
 from kleash.models.attention import use_grouped_attention
-from kleash.models.forward import causal_model, vocabulary_head
+from kleash.models.forward import Dtype, causal_model, vocabulary_head
 from kleash.rewards.call import TIMEOUT
 from kleash.sampling import Progress, Rollouts, sample
 
@@ -39,10 +40,10 @@ def measure(
     score_unfinished: bool = True,
     seed: int = 0,
     batch_rows: int = 64,
-    chat: str = "auto",
+    chat: ChatMode = "auto",
     timeout: float | None = TIMEOUT,
-    dtype: str = "float32",
-    sampling_dtype: str = "auto",
+    dtype: Dtype = "float32",
+    sampling_dtype: Dtype = "auto",
     progress: Progress | None = None,
 ) -> Evaluation:
     """Sample `n` responses a prompt from the policy and measure drift, reward, gold and variety on them.
@@ -68,9 +69,9 @@ def measure(
         )
     policy, tokenizer = load_model(model)
     reference = reference_model(reference, policy)
-    judges = Judges(*(load_judge(spec, tokenizer) for spec in (reward, gold)), timeout, score_unfinished)
+    judges = Judges(load_judge(reward, tokenizer), load_judge(gold, tokenizer), timeout, score_unfinished)
     items, notes = prompt_items(prompts, policy, tokenizer, chat=chat, max_new_tokens=max_new_tokens)
-    with autocast(sampling_dtype, next(policy.parameters()).device.type):  # type: ignore[arg-type]
+    with autocast(sampling_dtype, next(policy.parameters()).device.type):
         rollouts = sample(
             policy,
             tokenizer,
@@ -120,7 +121,7 @@ def prompt_items(
     policy: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    chat: str = "auto",
+    chat: ChatMode = "auto",
     max_new_tokens: int = 64,
 ) -> tuple[list[PromptIds], list[str]]:
     """Prompts as ids with their columns, and a note on each kind of row that was dropped."""

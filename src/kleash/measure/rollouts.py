@@ -21,6 +21,7 @@ from kleash.measure.estimate import clustered
 from kleash.measure.evaluation import Evaluation, Sample, optional
 from kleash.measure.judges import Judges
 from kleash.models import PositionStats
+from kleash.models.forward import Dtype
 from kleash.rewards import Scores
 from kleash.sampling import Progress, Rollouts
 
@@ -37,7 +38,7 @@ def evaluate_rollouts(
     rollouts: Rollouts,
     judges: Judges | None = None,
     *,
-    dtype: str = "float32",
+    dtype: Dtype = "float32",
     batch_rows: int = 64,
     progress: Progress | None = None,
 ) -> Evaluation:

@@ -177,9 +177,8 @@ def _length(run: Evaluation, baseline: Evaluation, limits: Thresholds) -> Statem
     gain = difference(run, baseline, "reward", limits.confidence)
     if found is None or gain is None:
         return Statement("length", None, "the effect of length needs rewards and samples of both")
-    if not gain.higher:
+    if not gain.higher or found.share is None:
         return Statement("length", False, f"there is no reward gain for length to explain ({gain})")
-    assert found.share is not None  # the gain is above 0
     established = found.share >= limits.length_share
     return Statement("length", established, _length_text(found, limits), found.share)
 

@@ -190,8 +190,8 @@ class _Where:
 
 def line_of(error: BaseException, file: str | None = None) -> str:
     """'rewards.py, line 7': the innermost frame of an error, or the innermost one in `file`."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in frames if file is None or f.filename == file] or list(frames)
+    every = list(traceback.extract_tb(error.__traceback__))
+    frames = [frame for frame in every if file in (None, frame.filename)] or every
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "no line is known"
 
 

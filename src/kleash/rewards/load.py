@@ -15,6 +15,7 @@ from torch import nn
 
 from kleash.errors import UsageError
 from kleash.models import RewardModel
+from kleash.models.forward import Dtype
 from kleash.rewards.call import Reward, line_of, reward_name
 from kleash.rewards.combine import CombinedReward
 from kleash.rewards.rules import RULES, rule
@@ -26,7 +27,7 @@ EXPECTED = (
 )
 
 
-def load_reward(spec: Any, *, standardise: bool = False, dtype: str = "auto") -> Reward:
+def load_reward(spec: Any, *, standardise: bool = False, dtype: Dtype = "auto") -> Reward:
     """A reward from an option's value.
 
     `file.py:function`; a folder or hub id of a reward model; a rule of `kleash.rewards.rules` by name; a

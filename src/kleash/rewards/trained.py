@@ -16,6 +16,7 @@ from kleash.data.batches import Batch, collate_examples
 from kleash.data.items import Example
 from kleash.errors import UsageError
 from kleash.models import RewardModel, autocast
+from kleash.models.forward import Dtype
 
 
 class ModelReward:
@@ -32,7 +33,7 @@ class ModelReward:
         *,
         name: str = "reward_model",
         standardise: bool = False,
-        dtype: str = "auto",
+        dtype: Dtype = "auto",
         rows: int = 64,
     ) -> None:
         self.model, self.name, self.dtype, self.rows = model.eval(), name, dtype, rows
@@ -74,7 +75,7 @@ class ModelReward:
         """One score a response, at its last real token; the texts are not read."""
         device = self.model.score.weight.device
         scores: list[float | None] = []
-        with autocast(self.dtype, device.type):  # type: ignore[arg-type]
+        with autocast(self.dtype, device.type):
             for batch in row_batches(prompt_ids, response_ids, self.rows):
                 raw = self.model.scores(batch.to(device)).float().cpu()
                 scores += ((raw - self.mean) / self.std).tolist()
