@@ -62,6 +62,8 @@ def _finish(chart: alt.Chart | alt.LayerChart, height: int, description: str) ->
     spec: Spec = chart.properties(width="container", height=height, description=description).to_dict()
     spec.pop("$schema", None)
     spec.pop("config", None)  # the page's theme
+    ((_, values),) = spec.pop("datasets").items()  # altair moves data aside under a hashed name
+    spec["data"] = {"values": values}
     spec["autosize"] = {"type": "fit", "contains": "padding"}  # charts in a row end at the same line
     return spec
 

@@ -1,6 +1,6 @@
 """The beta dial: three responses, a reward that is wrong about one, and the optimal policy at every beta.
 
-One self-contained page (seed 004, section 7). Its numbers are computed in it by `templates/dial-model.js`; the
+One self-contained page (seed 004, section 7). Its numbers are computed by `templates/dial-model.js`; the
 tests run that script and compare it with `kleash.functional.optimal_policy`.
 """
 

@@ -32,16 +32,16 @@ from kleash.report.samples import Column, final_rows, side_by_side
 from kleash.report.table import Entry, ended_shares, measured_columns
 from kleash.report.text import finite, format_seconds, format_value
 
-EXPECTED_KEYS = (
-    "policies",
-    "checkpoints",
-    "verdict",
-    "conventions",
-    "checks",
-    "rule",
-    "pairs",
-    "reward_model",
-)
+EXPECTED: dict[str, type] = {
+    "policies": list,
+    "checkpoints": list,
+    "verdict": dict,
+    "conventions": dict,
+    "checks": list,
+    "rule": dict,
+    "pairs": dict,
+    "reward_model": dict,
+}
 
 
 @dataclass
@@ -77,7 +77,12 @@ def read_lab(lab_dir: Path) -> Lab:
             f"{lab_dir} is not a folder; expected a lab's folder, as `kleash lab --out FOLDER` writes it."
         )
     facts = read_json_file(lab_dir / "lab.json", "the facts of a lab, as `kleash lab` writes them")
-    lab = Lab(facts, [], [], [f"lab.json has no {key}." for key in EXPECTED_KEYS if not facts.get(key)])
+    notes = [
+        f"lab.json has no {key}." if not facts.get(key) else f"lab.json: {key} is not a {kind.__name__}."
+        for key, kind in EXPECTED.items()
+        if not facts.get(key) or not isinstance(facts[key], kind)
+    ]
+    lab = Lab(facts, [], [], notes)
     for number, policy in enumerate(view.records(facts.get("policies")), start=1):
         _add_policy(lab, lab_dir, policy, number)
     return lab
@@ -105,47 +110,51 @@ def _add_policy(lab: Lab, lab_dir: Path, policy: Mapping[str, Any], number: int)
 def _page(lab: Lab) -> str:
     facts, entries = lab.facts, lab.entries
     labels = [run.label for run in lab.runs]
-    series = [charts.Series(run.label, run.metrics) for run in lab.runs]
-    drift = [
-        *charts.path_charts(series),
-        charts.sweep_chart(view.records(facts.get("sweep"))),
-        charts.frontier_chart(entries),
-    ]
     verdict = mapping(facts.get("verdict"))
-    parts: dict[str, Any] = {
-        "statements": view.statements(verdict),
-        "columns": measured_columns(entries),
-        "checkpoints": view.checkpoints(facts.get("checkpoints")),
-        "curves": charts.curve_charts(series, labels),
-        "drift": [chart for chart in drift if chart is not None],
-        "samples": side_by_side(
-            [Column(run.label, final_rows(run.samples), at) for at, run in enumerate(lab.runs)]
-        ),
-        "setup": _setup(facts),
-        "conventions": dict(mapping(facts.get("conventions"))),
-        "checks": view.checks(facts.get("checks")),
-    }
-    intervals = charts.interval_charts(entries, labels)
+    skipped = facts.get("skipped")
+    parts = _parts(lab, labels)
     return render(
         "lab.html.j2",
-        view.scripts(intervals, parts["curves"], parts["drift"]),
+        view.scripts(parts["intervals"], parts["curves"], parts["drift"]),
         kicker="KLeash lab report",
         title=_headline(verdict.get("hacking")),
         summary=str(verdict.get("summary") or "No verdict was recorded."),
         tone=view.tone(verdict),
         facts=_facts(facts),
-        notes=lab.notes
-        + [note for run in lab.runs for note in view.cautions(run)]
-        + view.mismatches(lab.runs),
+        notes=[
+            *lab.notes,
+            *(note for run in lab.runs for note in view.cautions(run)),
+            *view.mismatches(lab.runs),
+        ],
         sections=_sections(parts),
         labels=labels,
         entries=entries,
         colours=view.colours(len(labels)),
-        intervals=intervals,
         has_ended=ended_shares(entries),
-        skipped=[str(item) for item in facts.get("skipped") or []],
+        skipped=[str(item) for item in skipped] if isinstance(skipped, list) else [],
         **parts,
     )
+
+
+def _parts(lab: Lab, labels: list[str]) -> dict[str, Any]:
+    """The sections of the page; an empty one is left out of it."""
+    facts = lab.facts
+    series = [charts.Series(run.label, run.metrics) for run in lab.runs]
+    sweep = charts.sweep_chart(view.records(facts.get("sweep")))
+    drift = [*charts.path_charts(series), sweep, charts.frontier_chart(lab.entries)]
+    columns = [Column(run.label, final_rows(run.samples), index) for index, run in enumerate(lab.runs)]
+    return {
+        "statements": view.statements(mapping(facts.get("verdict"))),
+        "columns": measured_columns(lab.entries),
+        "intervals": charts.interval_charts(lab.entries, labels),
+        "checkpoints": view.checkpoints(facts.get("checkpoints")),
+        "curves": charts.curve_charts(series, labels),
+        "drift": [chart for chart in drift if chart is not None],
+        "samples": side_by_side(columns),
+        "setup": _setup(facts),
+        "conventions": dict(mapping(facts.get("conventions"))),
+        "checks": view.checks(facts.get("checks")),
+    }
 
 
 def _headline(hacking: Any) -> str:

@@ -22,8 +22,8 @@ def write_report(
 ) -> Path:
     """Write a self-contained page about one run folder, or comparing several, and return its path.
 
-    Reads only files of the run folders. A missing or half-written file is named on the page. `out` is the file
-    to write, or a folder (then report.html in it). Labels default to the folders' names.
+    Reads only files of the run folders. A missing or half-written file is named on the page. `out` is the
+    file to write, or a folder (then report.html in it). Labels default to the folders' names.
 
     Raises UsageError for a path that is not a run folder, RunError when the page cannot be written.
     """

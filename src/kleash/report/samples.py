@@ -124,7 +124,7 @@ def final_rows(rows: Sequence[Row], reference: bool = False) -> list[Row]:
 
 
 def columns_over_time(rows: Sequence[Row], most: int = 4) -> list[Column]:
-    """Columns for one run: the reference if sampled, then the policy at up to `most` steps, first and last too."""
+    """Columns for one run: the reference if sampled, then the policy at some steps, first and last too."""
     columns = []
     before = final_rows(rows, reference=True)
     policy = [row for row in rows if row.get("policy") != "reference"]
