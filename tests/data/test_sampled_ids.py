@@ -1,4 +1,6 @@
-"""Preference rows that carry the ids they were sampled with are trained on those ids (report 25's kind of fault)."""
+"""Preference rows that carry the ids they were sampled with are trained on those ids (report 25's kind of
+fault).
+"""
 
 from __future__ import annotations
 

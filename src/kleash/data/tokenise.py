@@ -114,8 +114,8 @@ def tokenise_preferences(
 
     Options as in `tokenise_demonstrations`; the limit holds for the longer of the two, and a cut prompt is
     cut alike for both. A row with the columns prompt_ids, chosen_ids and rejected_ids (as sampling gives
-    them) is trained on those ids, bit for bit, and gets no end token that was not sampled. Pairs whose two rows are the same ids, also after truncation, have no gradient:
-    dropped and counted.
+    them) is trained on those ids, bit for bit, and gets no end token that was not sampled. Pairs whose two
+    rows are the same ids, also after truncation, have no gradient: dropped and counted.
     """
     encoder = _Encoder(tokenizer, chat)
     fit = _Fit(max_length, truncation, encoder.prefix)
@@ -135,7 +135,9 @@ def tokenise_preferences(
 
 
 def _sampled_ids(row: Preference) -> tuple[list[int], list[int], list[int]] | None:
-    """The ids a row carries, or None where it carries none; UsageError where they are not three lists of ids."""
+    """The ids a row carries, or None where it carries none; UsageError where they are not three lists of
+    ids.
+    """
     names = ("prompt_ids", "chosen_ids", "rejected_ids")
     found = [row.columns.get(name) for name in names]
     if all(ids is None for ids in found):
@@ -143,7 +145,8 @@ def _sampled_ids(row: Preference) -> tuple[list[int], list[int], list[int]] | No
     for name, ids in zip(names, found, strict=True):
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise UsageError(
-                f"row {row.number}: {name} must be a list of token ids beside the other two of {', '.join(names)}; "
+                f"row {row.number}: {name} must be a list of token ids beside the other two of "
+                f"{', '.join(names)}; "
                 f"found {str(ids)[:60]}. Leave all three out to have the texts tokenised."
             )
     return found[0], found[1], found[2]  # type: ignore[return-value]

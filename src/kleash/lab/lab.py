@@ -25,6 +25,7 @@ from kleash.lab.rule import gold_reward
 from kleash.lab.tiny import write_tiny_model
 from kleash.measure import Evaluation, measure, verdict
 from kleash.models import autocast, identity, load_model
+from kleash.rewards import load_reward
 from kleash.run import Run, write_text
 from kleash.sampling import sample
 from kleash.training import train
@@ -253,7 +254,7 @@ def _measure_reference(lab: Lab) -> None:
         policy,
         reference=policy,
         prompts=options["eval_prompts"],
-        reward=options["reward"],
+        reward=load_reward(options["reward"], standardise=True),
         gold=options["gold"],
         n=options["eval_samples"],
         max_new_tokens=lab.preset.response_tokens,
@@ -308,7 +309,7 @@ def _sweep(lab: Lab) -> list[dict[str, Any]]:
 def _conclude(lab: Lab, facts: dict[str, Any], sweep: list[dict[str, Any]], seconds: float) -> LabResult:
     """Table, checkpoints and verdict from the folders of the stages, written to lab.json."""
     runs = {name: Run(lab.path / name) for name in LABELS}
-    found = {name: Evaluation.from_json(run.evaluation) for name, run in runs.items()}
+    found = {name: _evaluation(run) for name, run in runs.items()}
     reward = Run(lab.path / "reward")
     checkpoints = judge(found, reward, runs["dpo"], judged=lab.preset.judged)
     said = verdict(found["rlhf-no-kl"], found["rlhf"], reward_name=REWARD_NAME, gold_independent=True)
@@ -340,6 +341,11 @@ def _conclude(lab: Lab, facts: dict[str, Any], sweep: list[dict[str, Any]], seco
         lab.path / "lab.json", json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     )
     return LabResult(lab.path, results, found, checkpoints)
+
+
+def _evaluation(run: Run) -> Evaluation:
+    """The measurement at the end of a run, with its samples: intervals are then paired by opening."""
+    return Evaluation.from_json(run.evaluation, [row for row in run.samples if row.get("measured")])
 
 
 def _seconds(run: Run) -> float:

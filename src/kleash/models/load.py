@@ -95,7 +95,9 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bars and load reports: what is wrong with a folder is our error to tell."""
+    """Without transformers' own progress bars and load reports: what is wrong with a folder is our error to
+    tell.
+    """
     level = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
