@@ -115,7 +115,11 @@ def _tokens(row: Row) -> list[list[Any]]:
 
 
 def final_rows(rows: Sequence[Row], reference: bool = False) -> list[Row]:
-    """The rows of the last step; of the policy itself, or of the rows named "reference" when asked."""
+    """The rows of the last step; of the policy itself, or of the rows named "reference" when asked.
+
+    Where the end of a run was measured, those rows alone: others of that step are training samples.
+    """
+    rows = [row for row in rows if row.get("measured")] or rows
     chosen = [row for row in rows if (row.get("policy") == "reference") == reference]
     if not chosen and not reference:
         chosen = list(rows)  # a folder that holds the reference alone

@@ -9,6 +9,7 @@ from typing import Any
 from kleash.report.charts import series_colour
 from kleash.report.folder import RunFolder, mapping
 from kleash.report.html import asset, chart_library
+from kleash.report.samples import final_rows
 from kleash.report.text import Figure, figure, finite, format_number, format_value
 
 
@@ -170,7 +171,8 @@ def mismatches(runs: Sequence[RunFolder]) -> list[str]:
         found.append(
             f"The runs were measured with different settings, {MEASUREMENT[key]}: {said}; compare with care."
         )
-    prompts = [frozenset(str(row.get("prompt")) for row in run.samples) for run in runs if run.samples]
+    sampled = [final_rows(run.samples) for run in runs if run.samples]
+    prompts = [frozenset(str(row.get("prompt")) for row in rows) for rows in sampled]
     if len(set(prompts)) > 1:
         found.append("The sampled prompts differ between the runs; only shared prompts stand side by side.")
     return found
