@@ -25,7 +25,6 @@ from kleash.lab.rule import gold_reward
 from kleash.lab.tiny import write_tiny_model
 from kleash.measure import Evaluation, measure, verdict
 from kleash.models import autocast, identity, load_model
-from kleash.rewards import load_reward
 from kleash.run import Run, write_text
 from kleash.sampling import sample
 from kleash.training import train
@@ -254,7 +253,7 @@ def _measure_reference(lab: Lab) -> None:
         policy,
         reference=policy,
         prompts=options["eval_prompts"],
-        reward=load_reward(options["reward"], standardise=True),
+        reward=options["reward"],
         gold=options["gold"],
         n=options["eval_samples"],
         max_new_tokens=lab.preset.response_tokens,

@@ -37,13 +37,13 @@ class Judges:
         return scores
 
 
-def load_judge(spec: Any, tokenizer: PreTrainedTokenizerBase) -> Reward | None:
+def load_judge(spec: Any, tokenizer: PreTrainedTokenizerBase, *, standardise: bool = True) -> Reward | None:
     """A reward from an option's value, None for None; UsageError where a reward model cannot read the
     policy's ids.
     """
     if spec is None:
         return None
-    judge = load_reward(spec)
+    judge = load_reward(spec, standardise=standardise)
     for part in judge.rewards.values() if isinstance(judge, CombinedReward) else [judge]:
         if isinstance(part, ModelReward):
             part.check_tokenizer(tokenizer)

@@ -38,6 +38,7 @@ def measure(
     temperature: float = 1.0,
     fixed_length: bool = False,
     score_unfinished: bool = True,
+    standardise_reward: bool = True,
     seed: int = 0,
     batch_rows: int = 64,
     chat: ChatMode = "auto",
@@ -50,10 +51,12 @@ def measure(
 
     `model` is what `load_model` takes; `reference` too, or a bare transformers model with the same
     vocabulary. `prompts`: texts, a file or hub name, Rows, a list of dicts, or PromptIds. `reward`, `gold`:
-    what `load_reward` takes. With `score_unfinished=False` responses that did not end by themselves have no
-    reward and no gold (their drift counts). Responses are sampled under `sampling_dtype` and their drift is
-    computed under `dtype`, a few rows at a time. UsageError: a greedy temperature (its KL is infinite), no
-    reference, vocabularies that differ, nothing to sample from.
+    what `load_reward` takes; a reward model's scores are in units of its recorded deviation from its
+    recorded mean, as in training, unless `standardise_reward=False`. With `score_unfinished=False`
+    responses that did not end by themselves have no reward and no gold (their drift counts). Responses are
+    sampled under `sampling_dtype` and their drift is computed under `dtype`, a few rows at a time.
+    UsageError: a greedy temperature (its KL is infinite), no reference, vocabularies that differ, nothing
+    to sample from.
     """
     started = time.perf_counter()
     if fixed_length and not score_unfinished:
@@ -69,7 +72,8 @@ def measure(
         )
     policy, tokenizer = load_model(model)
     reference = reference_model(reference, policy)
-    judges = Judges(load_judge(reward, tokenizer), load_judge(gold, tokenizer), timeout, score_unfinished)
+    proxy, judge = (load_judge(spec, tokenizer, standardise=standardise_reward) for spec in (reward, gold))
+    judges = Judges(proxy, judge, timeout, score_unfinished)
     items, notes = prompt_items(prompts, policy, tokenizer, chat=chat, max_new_tokens=max_new_tokens)
     with autocast(sampling_dtype, next(policy.parameters()).device.type):
         rollouts = sample(

@@ -50,7 +50,7 @@ class ModelReward:
             raise UsageError(
                 f"reward {self.name}: it cannot be standardised, because its record holds mean={mean} and "
                 f"std={std} of its held-out scores. Train it with `kleash train reward`, which stores both, "
-                "or leave standardising off."
+                "or give standardise_reward=false for its raw scores."
             )
         return float(mean), float(std)
 
