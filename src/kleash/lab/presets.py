@@ -24,11 +24,11 @@ class Preset:
     name: str
     openings: int = 64
     responses: int = 20
-    pairs: int = 24
+    pairs: int = 22
     reward_epochs: float = 2.0
     reward_rate: float = 1e-4
     policy_steps: int = 45
-    policy_batch: int = 64
+    policy_batch: int = 32
     policy_rate: float = 6e-5
     dpo_epochs: float = 1.0
     dpo_rate: float = 2e-5
