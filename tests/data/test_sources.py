@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from kleash.data import files
 from kleash.data.files import read_records
 from kleash.data.sources import Rows, pairs_from_ranked, read_rows, split_rows
 from kleash.errors import UsageError
@@ -161,19 +162,28 @@ def test_report_74_a_surrogate_deep_in_a_row_is_found() -> None:
 
 def test_report_74_reading_does_not_depend_on_the_platform_encoding(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", {"prompt": ODD_TEXT})
-    code = (
-        f"from kleash.data import read_rows; print(ascii(read_rows({str(path)!r}, 'prompts').rows[0].prompt))"
+    code = (  # the module alone: importing the package would load torch, which takes longer than the test
+        "import importlib, sys, types\n"
+        "for name, folder in zip(('kleash', 'kleash.data'), sys.argv[2:]):\n"
+        "    sys.modules[name] = types.ModuleType(name)\n"
+        "    sys.modules[name].__path__ = [folder]\n"
+        "files = importlib.import_module('kleash.data.files')\n"
+        "print(ascii(files.read_records(sys.argv[1]).numbered[0][1]['prompt']))"
     )
+    folder = Path(files.__file__).parent
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
         "PYTHONIOENCODING": "ascii",
         "LC_ALL": "C",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
     }
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(path), str(folder.parent), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.strip() == ascii(ODD_TEXT)
 
@@ -319,6 +329,17 @@ def test_messages_may_hold_text_parts_and_null_keys() -> None:
     assert row.prompt == [{"role": "user", "content": "ab"}]
     image = [{"role": "user", "content": [{"type": "image"}]}, CHAT[1]]
     assert "where text is expected" in fails([{"messages": image}], "demonstrations")
+
+
+def test_a_table_of_mixed_rows_has_nulls(tmp_path: Path) -> None:
+    mixed = [
+        {"prompt": "a", "completion": "b", "messages": None},
+        {"messages": CHAT, "prompt": None, "completion": None},
+    ]
+    columnar(tmp_path / "a.parquet", mixed)
+    rows = read_rows(tmp_path / "a.parquet", "demonstrations").rows
+    assert (rows[0].completion, rows[1].completion) == ("b", CHAT[1:])
+    assert [r.prompt for r in read_rows(tmp_path / "a.parquet", "prompts").rows] == ["a", CHAT[:1]]
 
 
 def test_messages_in_a_table_are_json(tmp_path: Path) -> None:

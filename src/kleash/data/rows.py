@@ -112,12 +112,12 @@ def parse_row(record: Record, number: int, kind: Kind) -> Row:
 
 def _demonstration(record: Record, number: int) -> Demonstration:
     """From prompt and completion, from messages, or from a preference row's chosen answer."""
-    if "messages" in record and "completion" not in record:
+    if _has(record, "messages") and not _has(record, "completion"):
         prompt: Text
         completion: Text
         prompt, completion = _split_messages(_messages(record, "messages"))
         used = ["messages"]
-    elif "completion" not in record and "chosen" in record and "rejected" in record:
+    elif _has(record, "chosen", "rejected") and not _has(record, "completion"):
         pair = _preference(record, number)
         return Demonstration(prompt=pair.prompt, completion=pair.chosen, number=number, columns=pair.columns)
     else:
@@ -174,11 +174,11 @@ def _unpaired(record: Record, number: int) -> Unpaired:
 
 def _prompt(record: Record, number: int) -> Prompt:
     """From a prompt; from messages, without a closing answer; or the prompt two preferences share."""
-    if "prompt" not in record and "messages" in record:
+    if _has(record, "messages") and not _has(record, "prompt"):
         messages = _messages(record, "messages")
         prompt: Text = messages[:-1] if messages[-1]["role"] == "assistant" else messages
         used = ["messages"]
-    elif "prompt" not in record and "chosen" in record and "rejected" in record:
+    elif _has(record, "chosen", "rejected") and not _has(record, "prompt"):
         pair = _preference(record, number)
         prompt, used = pair.prompt, ["chosen", "rejected"]
     else:
@@ -214,20 +214,21 @@ PARSERS: dict[Kind, Callable[[Record, int], Row]] = {
 # ---- columns ----
 
 
+def _has(record: Record, *names: str) -> bool:
+    """Whether all these columns hold something; a table of mixed rows fills the ones it lacks with null."""
+    return all(record.get(name) is not None for name in names)
+
+
 def _column(record: Record, name: str, kind: Kind) -> Any:
     """A column's value; Malformed names the columns found and the one that looks like a misspelling."""
     if name not in record:
-        near = difflib.get_close_matches(
-            name, [key.lower() for key in record if isinstance(key, str)], n=1, cutoff=0.6
-        )
-        close = next(
-            (key for key in record if near and isinstance(key, str) and key.lower() == near[0]), None
-        )
+        spelt = {str(key).lower(): key for key in record}
+        near = difflib.get_close_matches(name, spelt, n=1)
+        hint = f" Is {spelt[near[0]]!r} meant? Rename it to '{name}'." if near else ""
         raise Malformed(
             f"no column '{name}'",
-            f"no column '{name}'; found {', '.join(map(repr, record)) or 'no columns'}."
-            + (f" Is {close!r} meant? Rename it to '{name}'." if close is not None else "")
-            + f" Expected a row like {EXAMPLES[kind]}.",
+            f"no column '{name}'; found {', '.join(map(repr, record)) or 'no columns'}.{hint} "
+            f"Expected a row like {EXAMPLES[kind]}.",
         )
     if record[name] is None:
         raise Malformed(f"'{name}' is missing", f"'{name}' is missing (null or NaN); expected text.")
