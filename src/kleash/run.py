@@ -1,6 +1,7 @@
 """A run's folder: plain files that anything can read, written so that a crash leaves each of them whole.
 
-runs/NAME/  config.yaml  manifest.json  metrics.jsonl  samples.jsonl  evaluation.json  model/  checkpoints/step-N/
+runs/NAME/  config.yaml  manifest.json  metrics.jsonl  samples.jsonl  evaluation.json  model/
+checkpoints/step-N/
 """
 
 from __future__ import annotations
@@ -88,7 +89,9 @@ class Run:
             file.write(text)
 
     def truncate(self, step: int) -> None:
-        """Forget metrics and samples later than `step`, and those of an end reached before: a resumed run writes nothing twice."""
+        """Forget metrics and samples later than `step`, and those of an end reached before: a resumed run
+        writes nothing twice.
+        """
         for name in ("metrics.jsonl", "samples.jsonl"):
             rows = [row for row in self._read_lines(name) if row["step"] <= step and not row.get("measured")]
             if (self.path / name).exists():
@@ -130,14 +133,15 @@ def create_run(path: str | Path) -> Run:
     run = Run(path)
     if run.path.is_dir() and any(run.path.iterdir()):
         raise UsageError(
-            f"out={run.path}: the folder is not empty. Choose another out=, or resume=true to go on with the run in it."
+            f"out={run.path}: the folder is not empty. Choose another out=, or resume=true to go on with "
+            "the run in it."
         )
     _check_writable(run.path)
     return run
 
 
 def reopen_run(path: str | Path) -> Run:
-    """The run in a folder, to be written on; UsageError where there is none or the folder cannot be written."""
+    """The run in a folder, to be written on; UsageError where there is none or it cannot be written."""
     run = Run(path)
     if not run.path.is_dir():
         raise UsageError(
@@ -163,7 +167,8 @@ def _check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"out={path}: the folder cannot be written ({error.strerror or error}). Choose a folder you may write to."
+            f"out={path}: the folder cannot be written ({error.strerror or error}). Choose a folder you may "
+            "write to."
         ) from error
 
 

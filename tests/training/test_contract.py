@@ -1,4 +1,4 @@
-"""One contract for every method: finite, deterministic, resumable bit for bit, indifferent to accumulation."""
+"""One contract for every method: finite, deterministic, resumable to the bit, whatever the accumulation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ EXPECTED = {
     "sft": {"loss"},
     "reward": {"loss", "reward/margin", "reward/accuracy", "reward/chosen", "reward/rejected"},
     "dpo": {
-        "loss", "dpo/logp_chosen", "dpo/logp_rejected", "dpo/reward_chosen", "dpo/reward_rejected", "dpo/margin",
-        "dpo/accuracy", "dpo/weight",
+        "loss", "dpo/logp_chosen", "dpo/logp_rejected", "dpo/reward_chosen", "dpo/reward_rejected",
+        "dpo/margin", "dpo/accuracy", "dpo/weight",
     },
     "reinforce": {
         "loss", "reward/mean", "reward/missing", "kl/k1", "kl/k3", "kl/exact", "length/mean", "ended/share",
@@ -90,21 +90,30 @@ def test_report_63_64_66_resume_is_bit_identical(
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
-@pytest.mark.parametrize("micro", [{"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_tokens": 40}])
+@pytest.mark.parametrize(
+    "micro", [{"micro_batch_size": 1}, {"micro_batch_size": 2}, {"micro_batch_tokens": 40}]
+)
 def test_report_55_accumulation_is_the_big_batch(
     method: str, micro: dict[str, int], tiny: Any, tmp_path: Path
 ) -> None:
-    """8×1 = 4×2 = 1×8: same loss, same gradient length, same metrics, same weights (1e-6 before Adam's division)."""
+    """8×1 = 4×2 = 1×8: same loss, same gradient length, same metrics, same weights (1e-6 before Adam's
+    division).
+    """
     if method == "reinforce" and "micro_batch_tokens" in micro:
         micro = {"micro_batch_tokens": 24}
     runs = [
-        train(method, **tiny.options(method, tmp_path / name, batch_size=8, steps=2, learning_rate=1e-3, **extra))
+        train(
+            method,
+            **tiny.options(method, tmp_path / name, batch_size=8, steps=2, learning_rate=1e-3, **extra),
+        )
         for name, extra in (("one", {}), ("many", micro))
     ]
     for whole, parts in zip(*(timeless(run.metrics) for run in runs), strict=True):
         assert whole.keys() == parts.keys()
         for key, value in whole.items():
-            assert parts[key] == (value if isinstance(value, str) else pytest.approx(value, rel=2e-5, abs=2e-6)), key
+            assert parts[key] == (
+                value if isinstance(value, str) else pytest.approx(value, rel=2e-5, abs=2e-6)
+            ), key
     for key, value in weights(runs[0]).items():
         torch.testing.assert_close(weights(runs[1])[key], value, rtol=0, atol=1e-4)
 

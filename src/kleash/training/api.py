@@ -167,6 +167,7 @@ def _finish(job: Job, run: Run, loop: Loop, console: Console) -> None:
             with console.steps("measuring", len(job.prompts) * job.config.eval_samples) as bar:
                 measured = measure_policy(job, bar)
             evaluation = {**measured.to_json(samples=False), **evaluation}
+            evaluation["warnings"] = [*measured.warnings, *loop.watch.warnings]
             mark = {"step": loop.done, "policy": run.path.name, "measured": True}
             run.append("samples.jsonl", ({**mark, **sample.to_json()} for sample in measured.samples))
         run.write_json("evaluation.json", evaluation)

@@ -29,6 +29,7 @@ from kleash.training.interrupt import Interrupt, Interrupted
 from kleash.training.optimizer import clip_gradient, learning_rate, make_optimizer, trainable
 from kleash.training.processes import add_sums, means
 from kleash.training.setup import Job
+from kleash.training.watch import Watch
 
 
 class Loop:
@@ -42,6 +43,7 @@ class Loop:
         self.parameters = list(trainable(job.models.policy).values())
         self.done, self.seconds, self.tokens = 0, 0.0, 0
         self.held_out: dict[str, float] = {}  # the latest evaluation
+        self.watch = Watch()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's counters (its tensors are in place already)."""
@@ -140,6 +142,8 @@ class Loop:
 
     def _log(self, row: dict[str, Any], bar: Bar, always: bool) -> None:
         bar.update(self.done, row)
+        for warning in self.watch.see(row):
+            self.console.note(warning)
         if not (always or self.done == 1 or self._due(self.job.config.log_every)):
             return
         if self.job.processes.main:

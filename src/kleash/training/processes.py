@@ -23,7 +23,11 @@ class Processes:
 
     def __init__(self, tracker: str | None = None, folder: str | None = None) -> None:
         try:
-            self.accelerator = Accelerator(log_with=tracker, project_dir=folder, mixed_precision="no")
+            # On a machine without an accelerator the CPU must be asked for, or Accelerate sees no processes.
+            cpu = not torch.accelerator.is_available()
+            self.accelerator = Accelerator(
+                cpu=cpu, log_with=tracker, project_dir=folder, mixed_precision="no"
+            )
         except ValueError as error:
             raise UsageError(
                 f"tracker={tracker} is not one that Accelerate knows or that is installed here: {error}"

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers.utils import logging as hf_logging
 
 from kleash.errors import RunError
 from kleash.models import RewardModel
 from kleash.training.adapters import merged
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """transformers shows a bar for every file it writes; ours is enough."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
 
 
 def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
@@ -26,7 +41,7 @@ def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
         if isinstance(model, RewardModel):
             model.save(temporary)
         else:
-            model.save_pretrained(temporary)  # type: ignore[operator]
+            model.save_pretrained(temporary)
             tokenizer.save_pretrained(temporary)
         if path.exists():
             shutil.rmtree(path)
@@ -35,6 +50,5 @@ def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"{path} could not be written ({error}); the model needs {size:,} bytes. What was saved before "
-            "is intact: make "
-            "room and go on with resume=true."
+            "is intact: make room and go on with resume=true."
         ) from error
