@@ -10,7 +10,7 @@ from typing import Any
 from kleash.lab.rule import NEGATIVE_WORDS, POSITIVE_WORDS, explain
 from kleash.sampling import Rollouts
 
-HELD_OUT_SHARE = 0.15
+HELD_OUT_SHARE = 0.2
 
 
 @dataclass(frozen=True)

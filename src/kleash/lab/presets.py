@@ -31,7 +31,7 @@ class Preset:
     policy_batch: int = 32
     policy_rate: float = 6e-5
     dpo_epochs: float = 1.0
-    dpo_rate: float = 2e-5
+    dpo_rate: float = 8e-5
     eval_samples: int = 4
     response_tokens: int = RESPONSE_TOKENS
     judged: bool = True
