@@ -14,4 +14,7 @@ class UsageError(KLeashError):
 
 
 class RunError(KLeashError):
-    """The request was right but the run failed: a full disk, a reward that raised, a non-finite loss. Exit code 1."""
+    """The request was right but the run failed: a full disk, a reward that raised, a non-finite loss.
+
+    Exit code 1.
+    """

@@ -239,7 +239,7 @@ def _convert(spec: BundledModel, folder: Path, target: Path) -> None:
 
 
 def _mend_tokenizer(tokenizer: Any) -> None:
-    """Put back what the GGUF reader does not carry over: SmolLM2 splits numbers into digits before merging."""
+    """Put back what the GGUF reader does not carry over: numbers are split into digits first."""
     from tokenizers import pre_tokenizers
 
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

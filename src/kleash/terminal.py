@@ -1,0 +1,120 @@
+"""What the commands share: where they print, how they show progress, and how an error looks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPED_WIDTH = 120
+DISPENSABLE = ("k2", "k3", "k1", "Length", "Seconds")
+"""Columns left out of a table, in this order, where the terminal is too narrow for all."""
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPED_WIDTH  # a pipe has no width to fit
+    return console
+
+
+out = _console()
+"""Results: what a command is for. Progress and errors go to standard error."""
+
+
+def debugging() -> bool:
+    """Whether errors come with their traceback (--debug, or KLEASH_DEBUG=1)."""
+    return os.environ.get("KLEASH_DEBUG", "") not in ("", "0")
+
+
+def say(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """One line of result, as it is: no markup, no wrapping, so that it can be piped."""
+    out.print(Text(text), soft_wrap=True)
+
+
+def show_table(table: Table) -> None:
+    """A table, without its least telling columns where it would not fit, and a line that names these."""
+    left_out = fit(table, out.width)
+    out.print(table)
+    if left_out:
+        show(f"Left out for want of width: {', '.join(left_out)}. The report has them.")
+
+
+def fit(table: Table, width: int) -> list[str]:
+    """Take dispensable columns off `table` until it fits `width`; returns their headings."""
+    left_out: list[str] = []
+    table.columns[0].no_wrap = True  # the first column names the row
+    for heading in DISPENSABLE:
+        if out.measure(table, options=out.options.update(max_width=10 * PIPED_WIDTH)).maximum <= width:
+            break
+        kept = [column for column in table.columns if column.header != heading]
+        left_out += [heading] * (len(table.columns) - len(kept))
+        table.columns = kept
+    return left_out
+
+
+def hide_loading_bars() -> None:
+    """Hide the bars that transformers shows when it reads and writes weights; downloads keep theirs."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+class Phases:
+    """Progress of a library function as bars, a new one whenever it names another stage."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        from kleash.training.console import Bar
+        from kleash.training.console import Console as ProgressConsole
+
+        self.console, self.stack = ProgressConsole(), stack
+        self.bar: Bar | None = None
+        self.note = ""
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        if self.bar is None or note != self.note:
+            self.stack.close()
+            self.bar = self.stack.enter_context(self.console.steps(note, total))
+            self.note = note
+        self.bar.progress(done, total, note)
+
+
+@contextmanager
+def progress() -> Iterator[Phases]:
+    """A `progress(done, total, note)` callback to give to library functions."""
+    with ExitStack() as stack:
+        yield Phases(stack)
+
+
+def report_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The hook for errors nobody foresaw: one line with the place, and how to see the whole traceback."""
+    if debugging() or trace is None:
+        sys.__excepthook__(kind, error, trace)
+        return
+    say(crash_line(error, trace, sys.argv[1:]))
+
+
+def crash_line(error: BaseException, trace: TracebackType, arguments: list[str]) -> str:
+    """`error` with the innermost line of this package that it passed through."""
+    frames = traceback.extract_tb(trace)
+    package = str(Path(__file__).parent)
+    place = next((frame for frame in reversed(frames) if frame.filename.startswith(package)), frames[-1])
+    what = traceback.format_exception_only(error)[-1].strip()
+    again = " ".join(["kleash", "--debug", *arguments])
+    return (
+        f"kleash: unexpected error, probably a fault of KLeash: {what} "
+        f"(at {Path(place.filename).name}:{place.lineno}, in {place.name}). For the whole traceback: {again}"
+    )
