@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -51,6 +51,11 @@ def load_model(source: ModelSource) -> tuple[PreTrainedModel, PreTrainedTokenize
     if isinstance(source, tuple):
         model, tokenizer = source
         return use_grouped_attention(model), tokenizer
+    if not isinstance(source, str | Path):
+        raise UsageError(
+            f"model: a {type(source).__name__} alone is not enough: give the pair (model, tokenizer), a folder, "
+            "a hub id or a bundled model's name."
+        )
     where = resolve_source(source)
     config = _from_pretrained(AutoConfigOrDict, where)
     if any("SequenceClassification" in name for name in config.get("architectures") or []):
@@ -82,7 +87,7 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
     try:
         with _quiet():
             return kind.from_pretrained(where, **options)
-    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"model: cannot load {where!r}: {reason} Expected a folder written by save_pretrained "
