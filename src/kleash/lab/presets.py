@@ -27,9 +27,9 @@ class Preset:
     pairs: int = 22
     reward_epochs: float = 2.0
     reward_rate: float = 1e-4
-    policy_steps: int = 45
+    policy_steps: int = 40
     policy_batch: int = 32
-    policy_rate: float = 6e-5
+    policy_rate: float = 1e-4
     dpo_epochs: float = 1.0
     dpo_rate: float = 8e-5
     eval_samples: int = 4
