@@ -61,6 +61,12 @@ def test_a_short_preset_judges_nothing_and_says_so(lab: LabResult) -> None:
     assert any("checkpoints" in line for line in lab.facts["skipped"])
 
 
+def test_what_was_checked_before_each_run_reaches_the_report(lab: LabResult) -> None:
+    names = {check["name"] for check in lab.facts["checks"]}
+    assert {"RLHF: log-ratio", "RLHF: sampler", "DPO: initial loss", "RLHF: reward model"} <= names
+    assert all(check["passed"] is not False for check in lab.facts["checks"])
+
+
 def test_dpo_starts_at_ln_2(lab: LabResult) -> None:
     first = next(row for row in Run(lab.path / "dpo").metrics if row["split"] == "train")
     assert first["loss"] == pytest.approx(0.693147, abs=1e-3)

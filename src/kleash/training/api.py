@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from dataclasses import asdict
 from typing import Any
 
 from kleash.config import build, resolved
@@ -43,7 +44,9 @@ def train(method: str, **options: Any) -> Run:
     run = _open(config, processes)
     job = prepare(found, config, processes)
     if config.preflight:
-        _announce(preflight(job), console)
+        report = preflight(job)
+        _announce(report, console)
+        job.checks = [asdict(finding) for finding in report.findings]
     loop = Loop(job, run, console)
     _start(job, run, loop, console)
     loop.train()

@@ -61,6 +61,7 @@ def manifest(job: Job) -> dict[str, Any]:
         },
         "conventions": conventions(job),
         "parents": parents(config),
+        "checks": job.checks,
         "notes": job.notes,
     }
 

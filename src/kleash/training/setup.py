@@ -60,6 +60,9 @@ class Job:
     prompts: list[PromptIds]
     identities: dict[str, str]
     notes: list[str] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # what was checked before step 1, and its figures
 
     @property
     def total_steps(self) -> int:
