@@ -62,7 +62,9 @@ PRESETS = {
         response_tokens=12,
         judged=False,
     ),
-    "quick": Preset("quick", responses=10, pairs=12, policy_steps=15, eval_samples=2, judged=False),
+    "quick": Preset(
+        "quick", responses=10, pairs=10, reward_epochs=1.0, policy_steps=12, eval_samples=2, judged=False
+    ),
     "standard": Preset("standard"),
     "full": Preset("full", sweep=True),
 }
