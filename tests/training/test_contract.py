@@ -73,9 +73,9 @@ def test_report_63_64_66_resume_is_bit_identical(
     method: str, stops: list[int], tiny: Any, tmp_path: Path
 ) -> None:
     """Ids seen, sampled tokens, metrics and weights after resuming are those of a run that never stopped."""
-    common = {"steps": 9, "eval_every": 3, "dropout": True, "samples_every": 2} if method == "reinforce" else {
-        "steps": 9, "eval_every": 3, "dropout": True,
-    }  # fmt: skip
+    common: dict[str, Any] = {"steps": 9, "eval_every": 3, "dropout": True}
+    if method == "reinforce":
+        common["samples_every"] = 2
     model = (tiny.model(dropout=0.2), tiny.tokenizer())
     whole = train(method, **tiny.options(method, tmp_path / "whole", model=model, **common))
     resumed = tmp_path / "resumed"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).parent / "worker.py"
-CASES = ["sft", "sft-odd", "dpo", "dpo-live", "reward", "reinforce"]
+CASES = ["sft", "sft-odd", "sft-unequal", "dpo", "dpo-live", "reward", "reinforce"]
 
 
 def start(command: list[str], folder: Path) -> None:

@@ -16,7 +16,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 import conftest as tiny
-
 from kleash.config import build
 from kleash.models import identity
 from kleash.training.api import _open, _start, find_method
@@ -27,12 +26,20 @@ from kleash.training.setup import prepare
 
 torch.set_num_threads(1)
 
+# Rank 0 gets the row of nine trained tokens, rank 1 that of two.
+UNEQUAL = [
+    {"prompt": "the cat", "completion": " sat on the mat and then ran home"},
+    {"prompt": "the dog", "completion": " home"},
+]
 CASES: dict[str, dict[str, Any]] = {
     "sft": {"micro_batch_size": 1},
     "sft-odd": {"data": tiny.demonstration_rows(3), "eval_fraction": 0.0, "batch_size": 3, "steps": 3},
+    "sft-unequal": {"data": UNEQUAL, "eval_fraction": 0.0, "batch_size": 2, "steps": 3},
     "dpo": {"micro_batch_size": 1},
     "dpo-live": {"cache_reference": False},
-    "reward": {},
+    "reward": {
+        "learning_rate": 1e-3
+    },  # the head starts at 0 and Adam magnifies the rounding of small gradients
     "reinforce": {},
 }
 

@@ -30,7 +30,7 @@ def add_adapters(policy: nn.Module, config: TrainConfig) -> nn.Module:
         policy.backbone = get_peft_model(policy.backbone, lora)
         return policy
     adapted = get_peft_model(policy, lora)
-    object.__setattr__(adapted, "without_adapters", lambda: AdaptersOff(adapted))
+    object.__setattr__(adapted, "without_adapters", lambda: AdaptersOff(adapted).eval())
     return adapted
 
 
