@@ -16,6 +16,16 @@ from typing import Any
 METRICS = (("reward", 2), ("gold", 2), ("drift", 1), ("distinct_bigrams", 3))
 POLICIES = {"reference": "reference", "rlhf": "RLHF", "rlhf-no-kl": "no penalty", "dpo": "DPO"}
 
+HEADER = """# The lab over five seeds
+
+Preset `{preset}`, model `{model}`. Command, for each seed: `kleash lab --seed SEED --out runs/lab-SEED`;
+this page: `python -m benchmarks.lab_seeds runs/lab-*`. Commit `{commit}`. Machine: {machine}.
+
+Evaluation: 64 openings no policy was trained on, 4 responses each. Reward is the reward model's score in
+its own standard deviations; drift is exact KL from the reference, nats a response of 24 tokens. ± is one
+standard error.
+"""
+
 
 def main(folders: list[str]) -> int:
     """Print the page for the lab folders given."""
@@ -24,19 +34,8 @@ def main(folders: list[str]) -> int:
         print("usage: python -m benchmarks.lab_seeds LAB_FOLDER …", file=sys.stderr)
         return 2
     first = labs[0]
-    print("# The lab over five seeds\n")
     print(
-        f"Preset `{first['preset']}`, model `{first['model']}`, seeds {', '.join(str(lab['seed']) for lab in labs)}."
-    )
-    print(
-        "Command, for each seed: `kleash lab --seed SEED --out runs/lab-SEED`; this page: `python -m benchmarks.lab_seeds"
-    )
-    print(f"runs/lab-*`. Commit `{commit()}`. Machine: {machine(first)}.\n")
-    print(
-        "Evaluation: 64 openings no policy was trained on, 4 responses each. Reward is the reward model's score in"
-    )
-    print(
-        "standard deviations; drift is exact KL from the reference, nats a response of 24 tokens, ± one standard error.\n"
+        HEADER.format(preset=first["preset"], model=first["model"], commit=commit(), machine=machine(first))
     )
     print(table(labs))
     print("\n## Reward model, DPO, time\n")
@@ -92,16 +91,17 @@ def table(labs: list[dict[str, Any]]) -> str:
 def other(labs: list[dict[str, Any]]) -> str:
     """What else the issue of a lab asks of each seed."""
     lines = [
-        "| seed | pairs (ties dropped) | reward model's held-out accuracy | DPO's held-out accuracy | DPO's first loss "
-        "| cap or crowding on the reference | minutes |",
+        "| seed | pairs (ties dropped) | reward model's held-out accuracy | DPO's held-out accuracy "
+        "| DPO's first loss | cap or crowding on the reference | minutes |",
         "|---|---|---|---|---|---|---|",
     ]
     for lab in labs:
         pairs, rule = lab["pairs"], lab["rule"]
         accuracy = lab["evaluations"]["dpo"]["held_out"]["dpo/accuracy"]
         lines.append(
-            f"| {lab['seed']} | {pairs['sampled']} ({pairs['ties']}) | {lab['reward_model']['accuracy']:.3f} | {accuracy:.3f} "
-            f"| {lab['first_loss']:.6f} | {rule['fired_share']:.2%} | {lab['seconds_total'] / 60:.1f} |"
+            f"| {lab['seed']} | {pairs['sampled']} ({pairs['ties']}) "
+            f"| {lab['reward_model']['accuracy']:.3f} "
+            f"| {accuracy:.3f} | {lab['first_loss']:.6f} | {rule['fired_share']:.2%} | {lab['seconds_total'] / 60:.1f} |"
         )
     return "\n".join(lines)
 

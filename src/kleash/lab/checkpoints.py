@@ -66,7 +66,13 @@ def judge(found: dict[str, Evaluation], reward: Run, dpo: Run, *, judged: bool) 
             f"at least {DRIFT_RATIO:g} times",
             "exercise 4",
         ),
-        ("no penalty: gold lower", gold > GOLD_GAP, f"{-gold:+.2f}", f"lower by more than {GOLD_GAP:g}", "exercise 4"),
+        (
+            "no penalty: gold lower",
+            gold > GOLD_GAP,
+            f"{-gold:+.2f}",
+            f"lower by more than {GOLD_GAP:g}",
+            "exercise 4",
+        ),
         (
             "no penalty: fewer distinct bigrams",
             bigrams >= BIGRAM_GAP,

@@ -42,7 +42,7 @@ def resolve_source(source: str | Path) -> str:
 
 
 def load_model(source: ModelSource) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model in float32 with its tokenizer, dropout off and the fast attention on.
+    """Load a causal language model in float32 with its tokenizer, dropout off, the fast attention on.
 
     `source` is a hub id, a folder written by `save_pretrained`, a KLeash run folder, `smollm2-135m`, or the
     pair `(model, tokenizer)` itself, which is returned as it is. Only safetensors weights are read and no
@@ -53,8 +53,8 @@ def load_model(source: ModelSource) -> tuple[PreTrainedModel, PreTrainedTokenize
         return use_grouped_attention(model), tokenizer
     if not isinstance(source, str | Path):
         raise UsageError(
-            f"model: a {type(source).__name__} alone is not enough: give the pair (model, tokenizer), a folder, "
-            "a hub id or a bundled model's name."
+            f"model: a {type(source).__name__} alone is not enough: give the pair (model, tokenizer), a "
+            "folder, a hub id or a bundled model's name."
         )
     where = resolve_source(source)
     config = _from_pretrained(AutoConfigOrDict, where)
