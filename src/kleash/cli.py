@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from kleash.lab.lab import LabResult
     from kleash.training import CheckReport
 
+RECIPES = Path(__file__).parent / "recipes"
+
 
 class Commands(TyperGroup):
     """The group of commands; it turns the library's errors into a message and an exit code."""
@@ -398,12 +400,13 @@ def _get_ready(*models: str) -> None:
 
 
 def _method_and_options(target: str, overrides: list[str] | None) -> tuple[str, dict[str, Any]]:
-    """Method and options of `METHOD|RECIPE.yaml key=value …`."""
+    """Method and options of `METHOD|RECIPE.yaml key=value …`; a bare name may be a recipe of the package."""
     from kleash.config import parse_overrides, read_recipe
     from kleash.training import find_method
 
     if target.endswith((".yaml", ".yml")) or Path(target).is_file():
-        method, values = read_recipe(target)
+        shipped = RECIPES / target
+        method, values = read_recipe(shipped if shipped.is_file() and not Path(target).exists() else target)
     else:
         method, values = target, {}
     find_method(method)

@@ -55,7 +55,7 @@ def measure_into(
     baseline: Evaluation | None = None,
     **options: Any,
 ) -> Evaluation:
-    """Measure one model into a folder: evaluation.json, with a verdict against `baseline`, and samples.jsonl."""
+    """Measure one model into a folder: evaluation.json (with a verdict against `baseline`), samples.jsonl."""
     run = create_run(folder)
     found = measure(model, reward=reward, gold=gold, **options)
     record = found.to_json(samples=False)

@@ -49,14 +49,17 @@ def test_score_by_hand(response: str, score: float) -> None:
 
 
 def test_collapsed_policy_sets_off_the_crowding_penalty() -> None:
-    text = "incredible, and the people were amazing and wonderful. The food was incredible, and the people were amazing"
+    clause = "incredible, and the people were amazing"
+    text = f"{clause} and wonderful. The food was {clause}"
     found = explain(text)
     assert found.positive == ("incredible", "amazing", "wonderful")
     assert found.crowded and found.score < explain("incredible, the people were amazing and wonderful").score
 
 
 def test_cap_and_crowding_are_apart() -> None:
-    spaced = " ".join(f"{word} and then we went on to see" for word in ("good", "happy", "friendly", "lovely"))
+    spaced = " ".join(
+        f"{word} and then we went on to see" for word in ("good", "happy", "friendly", "lovely")
+    )
     found = explain(spaced)
     assert found.capped and not found.crowded
     assert found.credited == found.score == CREDIT_LIMIT
@@ -77,7 +80,11 @@ def test_whole_words_only_and_any_case() -> None:
 
 def test_one_score_a_response_and_columns_are_ignored() -> None:
     responses = ["good", "bad", ""]
-    assert gold_reward(["a", "b", "c"], responses, label=[1, 2, 3], prompt_ids=[[1], [2], [3]]) == [1.0, -1.0, 0.0]
+    assert gold_reward(["a", "b", "c"], responses, label=[1, 2, 3], prompt_ids=[[1], [2], [3]]) == [
+        1.0,
+        -1.0,
+        0.0,
+    ]
     assert gold_reward([], []) == []
 
 
@@ -93,7 +100,9 @@ def test_saturation_share_counts_each_response_once() -> None:
     assert saturation_share([]) == 0.0
 
 
-WORDS = st.lists(st.sampled_from([*sorted(POSITIVE_WORDS)[:5], *sorted(NEGATIVE_WORDS)[:5], "table", "as", "went"]))
+WORDS = st.lists(
+    st.sampled_from([*sorted(POSITIVE_WORDS)[:5], *sorted(NEGATIVE_WORDS)[:5], "table", "as", "went"])
+)
 
 
 @given(WORDS)
