@@ -1,7 +1,7 @@
 """DPO on a file of pairs, then the same measurement for the model before and after, and what it establishes.
 
-    python examples/dpo_in_python.py
-    python examples/dpo_in_python.py my-pairs.jsonl --steps 100 --out runs/mine
+python examples/dpo_in_python.py
+python examples/dpo_in_python.py my-pairs.jsonl --steps 100 --out runs/mine
 """
 
 from __future__ import annotations
@@ -21,10 +21,14 @@ PROMPTS = ["The new shop in our street is", "My aunt opened the window and", "Af
 
 
 def main(
-    data: str | Path = HERE / "pairs.jsonl", model: str = "smollm2-135m", out: str = "runs/dpo-in-python", steps: int = 20
+    data: str | Path = HERE / "pairs.jsonl",
+    model: str = "smollm2-135m",
+    out: str = "runs/dpo-in-python",
+    steps: int = 20,
 ) -> str:
-    """Train, measure both models on prompts that were not trained on, print; returns the verdict's summary."""
-    run = kleash.train("dpo", model=model, data=data, beta=0.1, learning_rate=2e-5, steps=steps, max_length=128, out=out)
+    """Train, measure both models on prompts that are not in the data, print; returns the verdict's summary."""
+    options = {"beta": 0.1, "learning_rate": 2e-5, "steps": steps, "max_length": 128}
+    run = kleash.train("dpo", model=model, data=data, out=out, **options)
     first = next(row["loss"] for row in run.metrics if row["split"] == "train")
     print(f"first loss {first:.6f}, held-out accuracy {run.evaluation['held_out']['dpo/accuracy']:.2f}")
 
