@@ -26,7 +26,7 @@ def main(
     out: str = "runs/dpo-in-python",
     steps: int = 20,
 ) -> str:
-    """Train, measure both models on prompts that are not in the data, print; returns the verdict's summary."""
+    """Train, measure both models on prompts that are not in the data; returns the verdict's summary."""
     options = {"beta": 0.1, "learning_rate": 2e-5, "steps": steps, "max_length": 128}
     run = kleash.train("dpo", model=model, data=data, out=out, **options)
     first = next(row["loss"] for row in run.metrics if row["split"] == "train")

@@ -25,7 +25,8 @@ from kleash.rewards.rules import RULES, rule
 from kleash.sweep import check_grid, split_grid
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted((ROOT / "src" / "kleash" / "recipes").glob("*.yaml"))
+RECIPE_FOLDER = ROOT / "src" / "kleash" / "recipes"
+RECIPES = sorted(RECIPE_FOLDER.glob("*.yaml"))
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -146,7 +147,7 @@ def check_options(verb: str, target: str, overrides: list[str], listing: bool) -
         }
         return
     if target.endswith(".yaml"):
-        method, base = read_recipe(ROOT / target)
+        method, base = read_recipe(RECIPE_FOLDER / target)
     else:
         method, base = target, {}
     if verb == "sweep":

@@ -53,7 +53,7 @@ def test_recipe_parses_into_its_config(path: Path) -> None:
 @pytest.mark.parametrize("path", RECIPES, ids=stem)
 def test_recipe_says_how_it_is_run(path: Path) -> None:
     comments = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
-    assert any(f"kleash train src/kleash/recipes/{path.name}" in line for line in comments)
+    assert any(f"kleash train {path.name}" in line for line in comments)
 
 
 @pytest.mark.parametrize("path", FULL, ids=stem)
