@@ -178,11 +178,17 @@ def test_a_reward_model_scores_the_sampled_ids(
 ) -> None:
     judge = RewardModel.from_policy(policy, make_tokenizer())
     torch.nn.init.normal_(judge.score.weight)
-    found = run(policy, reference, reward=judge)
-    assert found.reward is not None and found.reward.stderr
+    with pytest.raises(UsageError, match="standardise_reward=false"):
+        run(policy, reference, reward=judge)
+    raw = run(policy, reference, reward=judge, standardise_reward=False)
+    assert raw.reward is not None and raw.reward.stderr
+    judge.meta |= {"mean": 0.5, "std": 2.0}
+    scaled = run(policy, reference, reward=judge)
+    assert scaled.reward is not None
+    assert scaled.reward.mean == pytest.approx((raw.reward.mean - 0.5) / 2.0, abs=1e-5)
     stranger = RewardModel.from_policy(policy, make_tokenizer((*WORDS, "sky")))
     with pytest.raises(UsageError, match="is not the policy's"):
-        run(policy, reference, reward=stranger)
+        run(policy, reference, reward=stranger, standardise_reward=False)
 
 
 @pytest.mark.parametrize(
