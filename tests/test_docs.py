@@ -280,6 +280,16 @@ def test_presets_of_the_lab_are_all_documented() -> None:
     assert set(rows) == set(PRESETS)
 
 
+def test_options_of_the_lab_are_the_documented_ones() -> None:
+    page, sizes = read(ROOT / "docs" / "lab.md"), PRESETS["standard"]
+    rate = f"{sizes.policy_rate:.0e}".replace("e-0", "e-")
+    assert f"steps={sizes.policy_steps} batch_size={sizes.policy_batch} learning_rate={rate}" in page
+    assert (
+        f"max_new_tokens={sizes.response_tokens}" in page
+        and f"{sizes.response_tokens}-token responses" in page
+    )
+
+
 # ---- snippets ----
 
 
