@@ -133,8 +133,8 @@ def create_run(path: str | Path) -> Run:
     run = Run(path)
     if run.path.is_dir() and any(run.path.iterdir()):
         raise UsageError(
-            f"out={run.path}: the folder is not empty. Choose another out=, or resume=true to go on with "
-            "the run in it."
+            f"out={run.path}: the folder is not empty. Choose another out=, or resume=true to go on with the "
+            "run in it."
         )
     _check_writable(run.path)
     return run

@@ -14,7 +14,8 @@ from kleash.config import build
 from kleash.data.items import PromptIds
 from kleash.errors import RunError, UsageError
 from kleash.methods.base import Context, Models
-from kleash.methods.reinforce import Config, advantages_of, collect, loss, micro_batches, sample_prompts
+from kleash.methods.online import micro_batches, sample_prompts
+from kleash.methods.reinforce import Config, advantages_of, collect, loss
 from kleash.models import frozen_copy
 from kleash.training import train
 

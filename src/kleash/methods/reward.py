@@ -70,8 +70,7 @@ def finish(policy: Any, batches: Iterable[Batch], config: Config) -> dict[str, A
     if len(scores) < 2:
         raise UsageError(
             f"eval_fraction={config.eval_fraction:g} leaves no held-out pair to scale the reward model's "
-            "scores on: "
-            "raise eval_fraction or give eval_data."
+            "scores on: raise eval_fraction or give eval_data."
         )
     return {
         "mean": float(scores.mean()),

@@ -87,8 +87,7 @@ def _open(config: Any, processes: Processes) -> Run:
     if not checkpoints(run.checkpoints):
         raise UsageError(
             f"resume=true: {run.checkpoints} holds no complete checkpoint, so there is nothing to go on "
-            "from. "
-            "Start anew in another out=, with save_every=… to have checkpoints."
+            "from. Start anew in another out=, with save_every=… to have checkpoints."
         )
     _check_same(run.config, config)
     return run
@@ -100,8 +99,7 @@ def _check_same(before: dict[str, Any], config: Any) -> None:
         if name not in FREE_ON_RESUME and name in before and before[name] != value:
             raise UsageError(
                 f"resume=true with {name}={value}, but the run was started with {name}={before[name]}: the "
-                "result would be "
-                "neither run. Resume with the same options, or start another run."
+                "result would be neither run. Resume with the same options, or start another run."
             )
 
 
@@ -116,8 +114,7 @@ def _check_same_inputs(run: Run, job: Job) -> None:
         if old != new:
             raise UsageError(
                 f"resume=true: {name}={getattr(job.config, name)} is not what it was when the run was "
-                f"started ({old[:19]}, now "
-                f"{new[:19]}). Restore it, or start another run."
+                f"started ({old[:19]}, now {new[:19]}). Restore it, or start another run."
             )
 
 
@@ -133,8 +130,8 @@ def _start(job: Job, run: Run, loop: Loop, console: Console) -> None:
         if config.schedule != "constant" and state["total_steps"] != job.total_steps:
             raise UsageError(
                 f"resume=true with {job.total_steps} steps, but the run was started with "
-                f"{state['total_steps']}, "
-                f"which schedule={config.schedule} depends on. Resume with the same steps."
+                f"{state['total_steps']}, which schedule={config.schedule} depends on. Resume with the same "
+                "steps."
             )
         loop.restore(state)
         console.note(f"Going on from {newest}: step {loop.done} of {job.total_steps} is done.")

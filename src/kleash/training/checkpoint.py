@@ -66,8 +66,7 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"checkpoint {final} could not be written ({error}); it needs {size:,} bytes. Earlier "
-            "checkpoints are intact: "
-            f"{_names(folder)}. Make room and go on with resume=true."
+            f"checkpoints are intact: {_names(folder)}. Make room and go on with resume=true."
         ) from error
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)
@@ -97,9 +96,8 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
     if set(weights) != set(parameters) or any(weights[n].shape != p.shape for n, p in parameters.items()):
         raise UsageError(
             f"checkpoint {path} is of another model: it holds {len(weights)} weights and the model in the "
-            "options has "
-            f"{len(parameters)} that learn, with other names or shapes. Resume with the options the run was "
-            "started with."
+            f"options has {len(parameters)} that learn, with other names or shapes. Resume with the options "
+            "the run was started with."
         )
     with torch.no_grad():
         for name, parameter in parameters.items():

@@ -117,8 +117,7 @@ class OnlineFeed:
         if self.per_step % processes.world:
             raise UsageError(
                 f"batch_size={config.batch_size} is {self.per_step} prompts a step, which {processes.world} "
-                "processes cannot "
-                "share evenly: choose a multiple."
+                "processes cannot share evenly: choose a multiple."
             )
         self.steps_per_epoch = len(prompts) / self.per_step
 

@@ -68,8 +68,7 @@ class Loop:
                 if stop and not last:
                     raise Interrupted(
                         f"Stopped after step {self.done} of {total_steps}; everything is saved in "
-                        f"{self.run.path}. "
-                        f"To go on: {resume_hint(self.run)}"
+                        f"{self.run.path}. To go on: {resume_hint(self.run)}"
                     )
 
     def _step(self, number: int, total_steps: int) -> dict[str, Any]:
@@ -126,13 +125,10 @@ class Loop:
         norm = float(clip_gradient(self.parameters, self.job.config.max_grad_norm))
         if not math.isfinite(norm):
             raise RunError(
-                f"step {number}: the gradient is not finite (length {norm}, loss "
-                f"{means(sums).get('loss')}), so the step was "
-                "not taken and the weights are those of the step before. Usual causes: a learning rate too "
-                "high "
-                f"(learning_rate={self.job.config.learning_rate:g}), or a reward or log-probability that is "
-                "not finite. "
-                f"Checkpoints so far are in {self.run.checkpoints}."
+                f"step {number}: the gradient is not finite (length {norm}, loss {means(sums).get('loss')}), "
+                "so the step was not taken and the weights are those of the step before. Usual causes: a "
+                f"learning rate too high (learning_rate={self.job.config.learning_rate:g}), or a reward or "
+                f"log-probability that is not finite. Checkpoints so far are in {self.run.checkpoints}."
             )
         for group in self.optimizer.param_groups:
             group["lr"] = rate

@@ -25,9 +25,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     if low:
         raise UsageError(
             f"model: {low[0]} and {len(low) - 1} more weights are {parameters[low[0]].dtype}; steps of 1e-4 "
-            "on a weight of 1 "
-            "are lost in that format. Give the model in float32; dtype=bfloat16 sets the precision of its "
-            "products alone."
+            "on a weight of 1 are lost in that format. Give the model in float32; dtype=bfloat16 sets the "
+            "precision of its products alone."
         )
     matrices = [p for p in parameters.values() if p.ndim >= 2]
     vectors = [p for p in parameters.values() if p.ndim < 2]

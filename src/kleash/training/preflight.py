@@ -5,21 +5,20 @@ Each check is a small function from a job to a Finding (or None where it does no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kleash.data.items import Example, Pair, PromptIds
 from kleash.data.render import render_tokens
 from kleash.models import autocast, batch_logprobs, compute_dtype, identity, verify_forward
 from kleash.sampling import sample
 from kleash.training.adapters import AdaptersOff
+from kleash.training.cost import estimate_cost
 from kleash.training.feed import OfflineFeed
-from kleash.training.optimizer import trainable
 from kleash.training.setup import Job, reward_models
 
 ROWS_SHOWN = 3
@@ -88,8 +87,7 @@ def _lengths(job: Job) -> Finding:
     lengths = sorted(job.data.tokenised.lengths)
     text = (
         f"{sum(lengths)} tokens in all; a row has {lengths[len(lengths) // 2]} in the median and "
-        f"{lengths[-1]} at most, "
-        f"of max_length={job.config.max_length}"
+        f"{lengths[-1]} at most, of max_length={job.config.max_length}"
     )
     return Finding("tokens", None, float(sum(lengths)), text)
 
@@ -203,8 +201,7 @@ def _initial_loss(job: Job) -> Finding | None:
     if not good:
         message += (
             f" (±{tolerance:g}): policy and reference do not start equal. If the policy starts elsewhere on "
-            "purpose, say "
-            "start_at_reference=false."
+            "purpose, say start_at_reference=false."
         )
     return Finding("initial loss", good, loss, message)
 
@@ -223,8 +220,8 @@ def _log_ratio(job: Job) -> Finding | None:
     if gap:
         message = (
             f"log-probs of policy and reference differ by up to {gap:.3g} nats before step 1. Give as "
-            "reference the model that "
-            "is trained, or say start_at_reference=false if the policy starts elsewhere on purpose."
+            "reference the model that is trained, or say start_at_reference=false if the policy starts "
+            "elsewhere on purpose."
         )
     return Finding("log-ratio", gap == 0.0, gap, message)
 
@@ -301,8 +298,8 @@ def _reward_model(job: Job) -> Finding | None:
                 return Finding("reward model", None, theirs, f"{message}; accepted by foreign_reward=true")
             return Finding(
                 "reward model", False, theirs, f"{message}. Its scores on this policy's text would be "
-                "extrapolation: train a "
-                "reward model on the reference's own responses, or accept it with foreign_reward=true."
+                "extrapolation: train a reward model on the reference's own responses, or accept it with "
+                "foreign_reward=true."
             )  # fmt: skip
     return Finding("reward model", True, ours, "fitted on text from this reference")
 
@@ -316,57 +313,11 @@ def _reference_identity(job: Job) -> str:
 
 
 def _cost(job: Job) -> Finding:
-    """Memory by part and time, from one micro-batch forward and backward; nothing is updated."""
-    trained = sum(p.numel() * p.element_size() for p in trainable(job.models.policy).values())
-    parts = {
-        "weights": _bytes(job.models.policy),
-        "gradients": trained,
-        "optimizer": 2 * trained,
-        "reference": _bytes(job.models.reference),
-        "reward": sum(_bytes(judge.model) for judge in reward_models(job.models.reward)),
-    }
-    seconds, parts["activations"] = _try_step(job)
-    text = ", ".join(f"{name} {size / 2**20:,.0f} MiB" for name, size in parts.items() if size)
-    whole = sum(parts.values())
-    return Finding(
-        "cost",
-        None,
-        whole / 2**20,
-        f"about {whole / 2**20:,.0f} MiB ({text}); about {seconds:.2f} s a step, "
-        f"{seconds * job.total_steps / 60:.1f} min for "
-        f"{job.total_steps} steps",
-    )
-
-
-def _bytes(model: nn.Module | None) -> int:
-    if model is None or isinstance(model, AdaptersOff):
-        return 0
-    return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _try_step(job: Job) -> tuple[float, int]:
-    """Seconds of a step, extrapolated from its first micro-batch, and bytes kept for the backward pass."""
-    started = time.perf_counter()
-    with autocast(job.config.dtype, job.processes.device.type):
-        batches = job.feed.step(1).micro_batches
-    collecting = time.perf_counter() - started
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    weights = {p.untyped_storage().data_ptr() for p in job.models.policy.parameters()}
-    started = time.perf_counter()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        with autocast(job.config.dtype, job.processes.device.type):
-            loss = job.method.loss(job.models, batches[0], job.config).per_item.sum()
-        loss.backward()
-    seconds = time.perf_counter() - started
-    for parameter in job.models.policy.parameters():
-        parameter.grad = None
-    return collecting + seconds * len(batches), sum(size for at, size in kept.items() if at not in weights)
+    cost = estimate_cost(job)
+    parts = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in cost.parts.items() if size)
+    minutes = cost.seconds * job.total_steps / 60
+    text = f"about {cost.total / 2**20:,.1f} MiB ({parts}); about {cost.seconds:.2f} s a step, "
+    return Finding("cost", None, cost.total / 2**20, f"{text}{minutes:.1f} min for {job.total_steps} steps")
 
 
 def _rendered(job: Job) -> list[list[tuple[str, bool]]]:

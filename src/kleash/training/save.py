@@ -33,7 +33,7 @@ def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
     """Write the policy, adapters folded in, and its tokenizer to `path`, replacing what is there once all is
     written.
     """
-    model = merged(policy)
+    model: Any = merged(policy)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -82,8 +82,7 @@ def prepare(method: Method, config: Any, processes: Processes) -> Job:
     if method.finish is not None and held_out is None:
         raise UsageError(
             f"{method.name} needs held-out rows at the end, and eval_fraction={config.eval_fraction:g} "
-            "leaves none: "
-            "raise it, or give eval_data."
+            "leaves none: raise it, or give eval_data."
         )
     identities = {"model": identity(start)}
     policy = _policy(method, start, tokenizer, config)

@@ -26,24 +26,21 @@ SIGNS = (
         "kl/k1",
         lambda value: value < NEGATIVE_KL,
         "the sampled KL stays below 0, which a KL cannot. Usual causes: the samples do not come from the "
-        "policy's "
-        "own distribution (top-k, top-p or a forced minimum length), the two passes differ (dropout, an "
-        "adapter "
-        "left on, another precision), or padding is counted.",
+        "policy's own distribution (top-k, top-p or a forced minimum length), the two passes differ "
+        "(dropout, an adapter left on, another precision), or padding is counted.",
     ),
     Sign(
         "dpo/reward_chosen",
         lambda value: value < 0.0,
         "the chosen responses have become less likely than under the reference, although the margin grows: "
-        "the "
-        "probability goes to responses outside the pairs. Look at samples, raise beta, or train fewer steps.",
+        "the probability goes to responses outside the pairs. Look at samples, raise beta, or train fewer "
+        "steps.",
     ),
     Sign(
         "reward/no_spread",
         lambda value: value == 1.0,
         "all responses to a prompt score alike, for every prompt, so nothing can be learnt from comparing "
-        "them. "
-        "Raise the temperature or samples_per_prompt, or choose a reward that grades more finely.",
+        "them. Raise the temperature or samples_per_prompt, or choose a reward that grades more finely.",
     ),
 )
 
