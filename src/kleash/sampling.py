@@ -158,13 +158,16 @@ class Sampler:
             logits[:, list(self.forbidden)] = -torch.inf
         if self.temperature == 0.0:
             ids = logits.argmax(-1)
-            return ids, torch.zeros(len(ids))  # greedy: the choice is certain
+            return ids, logits.new_zeros(len(ids))  # greedy: the choice is certain
         if self.temperature != 1.0:
             logits = logits / self.temperature
         if self.top_k or self.top_p < 1.0:
             logits = _cut(logits, self.top_k, self.top_p)
         logp = logits - logits.logsumexp(-1, keepdim=True)
-        ids = _inverse_cdf(logp.exp(), torch.rand(len(logp), generator=generator))
+        uniform = torch.rand(len(logp), generator=generator).to(
+            logp.device
+        )  # drawn on the CPU: one stream anywhere
+        ids = _inverse_cdf(logp.exp(), uniform)
         return ids, logp.gather(-1, ids[:, None])[:, 0]
 
 
@@ -192,12 +195,12 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor, block: int = 256) -> Te
     running = totals.cumsum(-1)
     target = uniform.double() * running[:, -1]
     which = torch.searchsorted(running, target[:, None], right=True)[:, 0].clamp_max(running.shape[1] - 1)
-    row = torch.arange(rows)
+    row = torch.arange(rows, device=padded.device)
     inside = padded[row, which].double().cumsum(-1)
     rest = target - (running[row, which] - totals[row, which])
     place = torch.searchsorted(inside, rest[:, None], right=True)[:, 0]
     last = (
-        (padded[row, which] > 0).long().mul(torch.arange(block)).argmax(-1)
+        (padded[row, which] > 0).long().mul(torch.arange(block, device=padded.device)).argmax(-1)
     )  # rounding may pass the last real id
     return which * block + torch.minimum(place, last)
 
@@ -307,18 +310,22 @@ def _decode(
             head.scale,
             head.softcap,
         )
-    tokens, mask = left_pad(prompts)
+    device = head.weight.device
+    tokens, mask = (x.to(device) for x in left_pad(prompts))
     cache = KeyValueCache(tokens.shape[1] + max_new_tokens)
     states = _run(inner, tokens, mask, _positions(mask), cache)[:, -1]
-    alive = torch.arange(len(prompts)).repeat_interleave(n)  # prompt of each row, then the rows still going
+    alive = torch.arange(len(prompts), device=device).repeat_interleave(
+        n
+    )  # prompt of each row, then the rows still going
     if n > 1:
         cache.select(alive)
     states, mask, position = states[alive], mask[alive], mask.sum(-1)[alive]
     rows = len(alive)
-    ids = torch.zeros(rows, max_new_tokens, dtype=torch.long)
-    logp = torch.zeros(rows, max_new_tokens)
-    lengths, ended = torch.full((rows,), max_new_tokens), torch.zeros(rows, dtype=torch.bool)
-    alive, end_set = torch.arange(rows), torch.tensor(ends, dtype=torch.long)
+    ids = torch.zeros(rows, max_new_tokens, dtype=torch.long, device=device)
+    logp = torch.zeros(rows, max_new_tokens, device=device)
+    lengths = torch.full((rows,), max_new_tokens, device=device)
+    ended = torch.zeros(rows, dtype=torch.bool, device=device)
+    alive, end_set = torch.arange(rows, device=device), torch.tensor(ends, dtype=torch.long, device=device)
     for step in range(max_new_tokens):
         drawn, drawn_logp = sampler.draw(states, head, generator)
         ids[alive, step], logp[alive, step] = drawn, drawn_logp
@@ -333,7 +340,7 @@ def _decode(
             drawn, mask, position, alive = drawn[keep], mask[keep], position[keep], alive[keep]
         states = _run(inner, drawn[:, None], mask, position[:, None], cache)[:, -1]
         position = position + 1
-    return ids, logp, lengths, ended
+    return ids.cpu(), logp.cpu(), lengths.cpu(), ended.cpu()
 
 
 def left_pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
