@@ -171,16 +171,20 @@ def train(
         return
     from accelerate import PartialState
 
+    from kleash.config import build
     from kleash.report import write_report
+    from kleash.training import find_method
     from kleash.training import train as train_method
 
+    build(find_method(method).config, values)  # a typo costs no download
     _get_ready(str(values.get("model", "smollm2-135m")))
     run = train_method(method, **values)
     if not PartialState().is_main_process:
         return
     page = write_report([run.path], run.path)
     if run.evaluation.get("drift"):
-        _print_table([(run.path.name, run.evaluation)])
+        _print_table([(run.path.name, run.evaluation, run.metrics[-1]["seconds"])])
+    _print_held_out(run.evaluation.get("held_out") or {})
     show(f"Run: {run.path}\nReport: {page.resolve()}")
 
 
@@ -190,9 +194,12 @@ def check(target: Target, overrides: Overrides = None) -> None:
 
     Exit code 2 if a check fails.
     """
+    from kleash.config import build
     from kleash.training import check as check_method
+    from kleash.training import find_method
 
     method, values = _method_and_options(target, overrides)
+    build(find_method(method).config, values)
     _get_ready(str(values.get("model", "smollm2-135m")))
     report = check_method(method, **values)
     _print_check(report)
@@ -434,6 +441,13 @@ def _print_table(rows: list[tuple[Any, ...]]) -> None:
     from kleash.report import Entry, final_table
 
     show_table(final_table([Entry(*row) for row in rows]))
+
+
+def _print_held_out(held_out: dict[str, float]) -> None:
+    """Loss and accuracy on the held-out rows, and whatever else the method reports on them."""
+    figures = [f"{name} {value:.4g}" for name, value in held_out.items() if isinstance(value, float)]
+    if figures:
+        show("Held out: " + ", ".join(figures))
 
 
 def _print_warnings(warnings: list[str]) -> None:

@@ -94,6 +94,7 @@ class Method:
     build: Callable[..., nn.Module] | None = None
     finish: Callable[[Any, Iterable[Any], Any], dict[str, Any]] | None = None
     initial_loss: Callable[[Any], float] | None = None
+    notes: Callable[[Any], list[str]] = lambda config: []  # what a default takes for granted
     uses_reference: bool = False
     sums: Callable[..., Tensor] | None = (
         None  # (model, batch) -> (items, responses): what the reference cache holds

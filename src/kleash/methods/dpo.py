@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kleash.config import option, redefault
 from kleash.data.batches import Batch, collate_pairs
 from kleash.data.tokenise import tokenise_preferences
+from kleash.errors import UsageError
 from kleash.functional import dpo_loss, sequence_logprob
 from kleash.methods.base import LossOutput, Method, Models, total
 from kleash.methods.options import TrainConfig
@@ -33,6 +34,15 @@ class Config(TrainConfig):
         True,
         "compute the reference's log-probs once, before step 1, and keep them by content hash for later runs",
     )
+
+    def check(self) -> None:
+        """See TrainConfig.check."""
+        super().check()
+        if self.label_smoothing >= 0.5:
+            raise UsageError(
+                f"label_smoothing={self.label_smoothing:g}: with half of the labels wrong there is nothing "
+                "to learn from them. Give a share below 0.5."
+            )
 
 
 def pair_logprobs(model: nn.Module, batch: Batch) -> Tensor:

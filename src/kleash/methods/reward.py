@@ -98,6 +98,15 @@ def _conventions(config: Config) -> dict[str, str]:
     }
 
 
+def _notes(config: Config) -> list[str]:
+    if config.text_model is not None:
+        return []
+    return [
+        "the responses are taken to be the starting model's own text, where its scores will be trusted; if "
+        "others wrote them, say text_model=unknown"
+    ]
+
+
 METHOD = Method(
     name="reward",
     summary="a reward model on preference pairs",
@@ -110,6 +119,7 @@ METHOD = Method(
     rows_per_item=2,
     conventions=_conventions,
     initial_loss=_initial_loss,
+    notes=_notes,
     build=build,
     finish=finish,
 )

@@ -93,6 +93,7 @@ def prepare(method: Method, config: Any, processes: Processes) -> Job:
     models.gold = _judge("gold", config, tokenizer, processes)
     feed = _feed(method, models, data, held_out, config, processes)
     job = Job(method, config, processes, models, load_reference, feed, data, held_out, [], identities)
+    job.notes += method.notes(config)
     if method.generates and config.measure:
         job.prompts = _prompts(config, held_out or data, tokenizer, job.notes)
     _bring_reference(job)

@@ -10,6 +10,7 @@ from typing import Any
 
 PATIENCE = 5  # rows in a row before a sign is taken for more than noise
 NEGATIVE_KL = -0.05  # nats; a KL is not negative, and its sampled estimate not for long
+FALLING = -0.05  # implicit reward of the chosen responses, nats times beta; above it is noise
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ SIGNS = (
     ),
     Sign(
         "dpo/reward_chosen",
-        lambda value: value < 0.0,
+        lambda value: value < FALLING,
         "the chosen responses have become less likely than under the reference, although the margin grows: "
         "the probability goes to responses outside the pairs. Look at samples, raise beta, or train fewer "
         "steps.",
