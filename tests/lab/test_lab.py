@@ -77,6 +77,7 @@ def test_a_second_call_repeats_no_stage(lab: LabResult) -> None:
     again = run_lab("tiny", 0, lab.path, quiet=True)
     assert {p: p.stat().st_mtime_ns for p in lab.path.glob("*/evaluation.json")} == before
     assert again.facts["verdict"] == lab.facts["verdict"]
+    assert again.facts["seconds_total"] == lab.facts["seconds_total"] > 0
 
 
 def test_other_settings_in_the_same_folder_are_refused(lab: LabResult) -> None:

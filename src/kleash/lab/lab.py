@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,6 @@ class Lab:
     path: Path
     quiet: bool
     say: Say
-    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def openings(self) -> tuple[list[str], list[str]]:
@@ -92,7 +91,6 @@ def run_lab(
     path = Path(out)
     lab = Lab(sizes, seed, _model_name(sizes, model, path), path, quiet, say)
     _open(lab)
-    started = time.perf_counter()
     pairs, facts = _samples_and_pairs(lab)
     reward = _train(lab, "reward", "reward", _reward_options(lab, pairs))
     say(f"Reward model: held-out accuracy {reward.evaluation['held_out']['reward/accuracy']:.3f}.")
@@ -101,7 +99,7 @@ def run_lab(
         _describe(lab, name, _train(lab, name, "reinforce", _policy_options(lab, beta)))
     _describe(lab, "dpo", _train(lab, "dpo", "dpo", _dpo_options(lab, pairs)))
     sweep = _sweep(lab) if sizes.sweep else []
-    return _conclude(lab, facts, sweep, time.perf_counter() - started)
+    return _conclude(lab, facts, sweep)
 
 
 def _model_name(preset: Preset, model: str | None, path: Path) -> str:
@@ -153,7 +151,7 @@ def _samples_and_pairs(lab: Lab) -> tuple[Pairs, dict[str, Any]]:
     pairs = label_pairs(rollouts, lab.preset.pairs, lab.seed)
     rule = rule_record(rollouts.responses)
     facts = {"rule": rule, "pairs": pairs.record(), "identity": identity(policy)}
-    lab.seconds["samples"] = time.perf_counter() - started
+    facts["seconds"] = time.perf_counter() - started
     lab.say(
         f"The rule on {len(rollouts)} responses of the reference: mean {rule['mean']:.2f}; cap or crowding "
         f"penalty in {rule['fired_share']:.2%} of them. {pairs.sampled} pairs, {pairs.ties} ties dropped, "
@@ -285,8 +283,7 @@ def _sweep(lab: Lab) -> list[dict[str, Any]]:
     """Reward and gold against drift for five coefficients; the two already trained are reused."""
     rows = []
     for beta in SWEEP:
-        name = {BETA: "rlhf", 0.0: "rlhf-no-kl"}.get(beta, f"beta-{beta:g}")
-        run = _train(lab, name, "reinforce", _policy_options(lab, beta))
+        run = _train(lab, _sweep_folder(beta), "reinforce", _policy_options(lab, beta))
         found = Evaluation.from_json(run.evaluation)
         assert found.reward is not None and found.gold is not None and found.drift is not None
         rows.append(
@@ -305,7 +302,7 @@ def _sweep(lab: Lab) -> list[dict[str, Any]]:
     return rows
 
 
-def _conclude(lab: Lab, facts: dict[str, Any], sweep: list[dict[str, Any]], seconds: float) -> LabResult:
+def _conclude(lab: Lab, facts: dict[str, Any], sweep: list[dict[str, Any]]) -> LabResult:
     """Table, checkpoints and verdict from the folders of the stages, written to lab.json."""
     runs = {name: Run(lab.path / name) for name in LABELS}
     found = {name: _evaluation(run) for name, run in runs.items()}
@@ -318,7 +315,7 @@ def _conclude(lab: Lab, facts: dict[str, Any], sweep: list[dict[str, Any]], seco
         "model": lab.model,
         "machine": hardware("cpu"),
         "versions": versions(),
-        "seconds_total": seconds,
+        "seconds_total": facts["seconds"] + sum(_seconds(Run(lab.path / name)) for name in _stages(lab)),
         "skipped": lab.preset.skipped,
         "rule": facts["rule"],
         "pairs": facts["pairs"],
@@ -345,6 +342,17 @@ def _conclude(lab: Lab, facts: dict[str, Any], sweep: list[dict[str, Any]], seco
 def _evaluation(run: Run) -> Evaluation:
     """The measurement at the end of a run, with its samples: intervals are then paired by opening."""
     return Evaluation.from_json(run.evaluation, [row for row in run.samples if row.get("measured")])
+
+
+def _stages(lab: Lab) -> list[str]:
+    """The run folders of this lab: what its total time is made of, whenever each was run."""
+    swept = [_sweep_folder(beta) for beta in SWEEP] if lab.preset.sweep else []
+    return list(dict.fromkeys(["reward", *LABELS, *swept]))
+
+
+def _sweep_folder(beta: float) -> str:
+    """Where the sweep's run of one coefficient lives; two of them are the lab's own runs."""
+    return {BETA: "rlhf", 0.0: "rlhf-no-kl"}.get(beta, f"beta-{beta:g}")
 
 
 def _seconds(run: Run) -> float:
