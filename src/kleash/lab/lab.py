@@ -150,8 +150,12 @@ def _samples_and_pairs(lab: Lab) -> tuple[Pairs, dict[str, Any]]:
         )
     pairs = label_pairs(rollouts, lab.preset.pairs, lab.seed)
     rule = rule_record(rollouts.responses)
-    facts = {"rule": rule, "pairs": pairs.record(), "identity": identity(policy)}
-    facts["seconds"] = time.perf_counter() - started
+    facts = {
+        "rule": rule,
+        "pairs": pairs.record(),
+        "identity": identity(policy),
+        "seconds": time.perf_counter() - started,
+    }
     lab.say(
         f"The rule on {len(rollouts)} responses of the reference: mean {rule['mean']:.2f}; cap or crowding "
         f"penalty in {rule['fired_share']:.2%} of them. {pairs.sampled} pairs, {pairs.ties} ties dropped, "
@@ -356,7 +360,9 @@ def _sweep_folder(beta: float) -> str:
 
 
 def _seconds(run: Run) -> float:
-    return float(run.evaluation.get("training_seconds", run.evaluation["seconds"]))
+    """What a stage took: training with its measurement, or the reference's measurement alone."""
+    found = run.evaluation
+    return float(found["training_seconds"] if "training_seconds" in found else found["seconds"])
 
 
 def _checks(runs: dict[str, Run]) -> list[dict[str, Any]]:
