@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from kleash.measure import Evaluation
 from kleash.run import Run
 
-REWARD_RISE = 0.5  # RLHF's reward over the reference's, in the reward model's standard deviations
-DRIFT_BOUND = 10.0  # RLHF's drift, nats a response
-DRIFT_RATIO = 2.0  # drift without the penalty over drift with it
-GOLD_GAP = 0.0  # gold with the penalty minus gold without it
-BIGRAM_GAP = 0.02  # distinct-bigram share with the penalty minus without it
+# Half of the smallest gap over the five seeds, or one and a half times the largest drift, rounded. That the
+# reward is at least as high and that DPO ranks 60 % of the pairs are asked as they stand.
+REWARD_RISE = 0.75  # RLHF's reward over the reference's, in the reward model's standard deviations
+DRIFT_BOUND = 18.0  # RLHF's drift, nats a response
+DRIFT_RATIO = 2.5  # drift without the penalty over drift with it
+GOLD_GAP = 0.25  # gold with the penalty minus gold without it
+BIGRAM_GAP = 0.1  # distinct-bigram share with the penalty minus without it
 DPO_ACCURACY = 0.6  # held-out accuracy of DPO's implicit reward
 LOSS_TOLERANCE = 1e-3  # DPO's first loss against ln 2; bfloat16 products, float32 gives 1e-6
 
