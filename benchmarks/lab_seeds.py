@@ -101,7 +101,8 @@ def other(labs: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {lab['seed']} | {pairs['sampled']} ({pairs['ties']}) "
             f"| {lab['reward_model']['accuracy']:.3f} "
-            f"| {accuracy:.3f} | {lab['first_loss']:.6f} | {rule['fired_share']:.2%} | {lab['seconds_total'] / 60:.1f} |"
+            f"| {accuracy:.3f} | {lab['first_loss']:.6f} | {rule['fired_share']:.2%} "
+            f"| {lab['seconds_total'] / 60:.1f} |"
         )
     return "\n".join(lines)
 
