@@ -1,0 +1,1 @@
+"""Speed, memory and accuracy of training and sampling beside TRL and transformers: `python -m benchmarks`."""
