@@ -207,6 +207,21 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     assert "unknown kind of file '.txt'" in fails(tmp_path / "a.txt", "prompts")
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "message"),
+    [
+        ("a.csv", "prompt;chosen;rejected", "separated by ',' here and not by ';'"),
+        ("a.csv", "prompt\tchosen\trejected", r"separated by ',' here and not by '\t'"),
+        ("a.tsv", "prompt,chosen,rejected", r"separated by '\t' here and not by ','"),
+        ("a.csv", "prompt,prompt,chosen,rejected", "the header names 'prompt' twice"),
+    ],
+)
+def test_a_header_that_cannot_be_meant_is_named(name: str, header: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(f"{header}\na,b;c\n", encoding="utf-8")
+    found = fails(tmp_path / name, "preferences")
+    assert found.startswith(f"{tmp_path / name}: ") and message in found
+
+
 def test_missing_files_and_folders(tmp_path: Path) -> None:
     write(tmp_path / "pairs.jsonl", PAIR)
     assert "Data files in" in fails(tmp_path / "pears.jsonl", "preferences")
@@ -495,11 +510,17 @@ def test_a_split_is_deterministic_and_independent_of_file_order() -> None:
         ({"eval_fraction": 1.5}, "between 0 and 1"),
         ({"eval_count": 9}, "9 rows with 3 different prompts cannot be split"),
         ({"eval_count": 0}, "cannot be split"),
+        ({"eval_fraction": 0.9}, r"\(eval_fraction=0.9\), because .* eval_fraction=0 holds out nothing"),
     ],
 )
 def test_a_split_that_cannot_be_is_refused(options: dict, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         split_rows(prompts(3, copies=3), **options)
+
+
+def test_a_single_row_cannot_be_split() -> None:
+    with pytest.raises(UsageError, match="1 row with 1 different prompt cannot be split"):
+        split_rows(prompts(1), eval_fraction=0.1)
 
 
 # ---- the data as they come ----

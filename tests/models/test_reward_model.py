@@ -119,6 +119,16 @@ def test_a_language_model_and_a_classifier_are_not_reward_models(reward: RewardM
         RewardModel.load(tmp_path / "three")
 
 
+@pytest.mark.parametrize("name", ["runs/nosuch", "nosuch", "frob:3"])
+def test_a_reward_model_that_is_nowhere_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UsageError, match=f"there is no folder {name} .* cannot be fetched from the hub"
+    ) as error:
+        RewardModel.load(name)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     "family", ["gpt2", "gpt_neox", "qwen3", "gemma2", "granite", "cohere", "falcon", "mixtral"]
 )

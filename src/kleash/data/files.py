@@ -18,6 +18,7 @@ from typing import Any
 from kleash.errors import UsageError
 
 Record = dict[str, Any]
+TAB = "\t"
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
 
@@ -124,7 +125,7 @@ def _read_file(path: Path) -> Records:
     if kind == ".parquet":
         numbered = list(enumerate(_parquet(path, data), start=1))
     elif kind in (".csv", ".tsv"):
-        numbered = list(_csv(path, data, "\t" if kind == ".tsv" else ","))
+        numbered = list(_csv(path, data, TAB if kind == ".tsv" else ","))
     elif kind in (".json", ".jsonl", ".ndjson"):
         numbered = list(_json(path, data))
     else:
@@ -211,6 +212,7 @@ def _csv(path: Path, data: bytes, delimiter: str) -> Iterator[tuple[int, Record]
         reader = csv.DictReader(
             io.StringIO(_csv_text(path, data), newline=""), delimiter=delimiter, strict=True
         )
+        _check_header(path, list(reader.fieldnames or []), delimiter)
         for number, record in enumerate(reader, start=1):
             if None in record:
                 raise UsageError(
@@ -223,6 +225,19 @@ def _csv(path: Path, data: bytes, delimiter: str) -> Iterator[tuple[int, Record]
         raise UsageError(f"{path}, near line {reader.line_num}: not a well-formed table: {error}.") from error
     finally:
         csv.field_size_limit(before)
+
+
+def _check_header(path: Path, columns: list[str], delimiter: str) -> None:
+    """UsageError where the header was not taken apart, or names a column twice."""
+    signs = [sign for sign in (",", TAB, ";", "|") if sign != delimiter and sign in "".join(columns)]
+    if len(columns) == 1 and signs:
+        raise UsageError(
+            f"{path}: the header is one column, {short(columns[0])}, because columns are separated by "
+            f"{delimiter!r} here and not by {signs[0]!r} (',' in .csv, tab in .tsv)."
+        )
+    twice = next((column for column in columns if columns.count(column) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{path}: the header names {twice!r} twice; give every column a name of its own.")
 
 
 def _csv_text(path: Path, data: bytes) -> str:

@@ -140,14 +140,20 @@ def split_rows(
         held.add(key)
         count += sizes[key]
     if not held or len(held) == len(sizes):
+        asked = f"eval_count={eval_count}" if eval_fraction is None else f"eval_fraction={eval_fraction:g}"
         raise UsageError(
-            f"{rows.source}: {len(rows)} rows with {len(sizes)} different prompts cannot be split into "
-            f"training rows and {wanted} held-out rows without sharing a prompt; give more rows or hold out "
-            "fewer."
+            f"{rows.source}: {_counted(len(rows), 'row')} with {_counted(len(sizes), 'different prompt')} "
+            f"cannot be split into training rows and {_counted(wanted, 'held-out row')} ({asked}), because "
+            "no prompt may be on both sides. Give rows with more prompts or hold out fewer; "
+            "eval_fraction=0 holds out nothing."
         )
     train = [row for row, key in zip(rows.rows, keys, strict=True) if key not in held]
     held_out = [row for row, key in zip(rows.rows, keys, strict=True) if key in held]
     return replace(rows, rows=train), replace(rows, rows=held_out, dropped={})
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _prompt_key(row: Row, seed: int) -> str:

@@ -99,9 +99,7 @@ class RewardModel(nn.Module):
         """
         where = resolve_source(source)
         if not Path(where).is_dir():
-            from huggingface_hub import snapshot_download
-
-            where = snapshot_download(where, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"])
+            where = _from_hub(where)
         weight = _head_weight(Path(where))
         backbone = _from_pretrained(AutoModel, where, dtype=torch.float32, use_safetensors=True).eval()
         head = nn.Linear(weight.shape[1], 1, bias=False)
@@ -109,6 +107,21 @@ class RewardModel(nn.Module):
         record = Path(where) / META
         meta = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
         return cls(use_grouped_attention(backbone), head, load_tokenizer(where), meta).eval()
+
+
+def _from_hub(name: str) -> str:
+    """The folder of a hub repository's files, fetched; UsageError where there is none or no hub."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt"])
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UsageError(
+            f"reward: there is no folder {name} (looked from {Path.cwd()}), and it cannot be fetched from "
+            f"the hub: {reason}. Expected the folder of a reward model or of its run, a hub id, "
+            "file.py:function, or a rule such as length:200."
+        ) from error
 
 
 def _head_weight(path: Path) -> Tensor:
