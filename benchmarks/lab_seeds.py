@@ -71,7 +71,8 @@ def commit() -> str:
 
 def machine(lab: dict[str, Any]) -> str:
     """The machine as the lab recorded it."""
-    return ", ".join(f"{key} {value}" for key, value in lab["machine"].items() if value)
+    found = lab["machine"]
+    return f"{found['processor']}, {found['cpus']} cores, {found['threads']} threads, torch {lab['versions']['torch']}"
 
 
 def table(labs: list[dict[str, Any]]) -> str:
