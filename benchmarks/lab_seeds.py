@@ -72,7 +72,8 @@ def commit() -> str:
 def machine(lab: dict[str, Any]) -> str:
     """The machine as the lab recorded it."""
     found = lab["machine"]
-    return f"{found['processor']}, {found['cpus']} cores, {found['threads']} threads, torch {lab['versions']['torch']}"
+    torch = lab["versions"]["torch"]
+    return f"{found['processor']}, {found['cpus']} cores, {found['threads']} threads, torch {torch}"
 
 
 def table(labs: list[dict[str, Any]]) -> str:
