@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -222,6 +223,13 @@ def test_sweep_runs_the_grid_once_and_goes_on(folder: Path, tiny_folder: Path, t
     assert "holds a sweep" in refused(2, "sweep", *fixed, "chat=plain", "beta=0.1,0.5", "--out", out)
 
 
+def test_a_wrong_value_in_a_sweep_costs_no_run(folder: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    fixed = [argument for argument in dpo(folder, tiny_folder, tmp_path) if not argument.startswith("out=")]
+    out = tmp_path / "sweep"
+    assert "beta=abc is not" in refused(2, "sweep", *fixed, "beta=0.1,abc", "--out", out)
+    assert not out.exists()
+
+
 def test_report_of_one_run_and_of_two(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kleash("report", run).out == f"{run / 'report.html'}\n"
     monkeypatch.chdir(tmp_path)
@@ -333,6 +341,38 @@ def test_bad_input_out_folder_in_use(run: Path, folder: Path, tiny_folder: Path)
     assert (run / "evaluation.json").read_bytes() == before
 
 
+def test_bad_input_measurement_into_a_folder_in_use(run: Path, folder: Path) -> None:
+    message = refused(2, "measure", run, "--prompts", folder / "prompts.jsonl", "--out", run)
+    assert "the folder is not empty. Choose another folder." in message and "resume" not in message
+
+
+def test_bad_input_a_wrong_model_costs_no_measurement(run: Path, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "compared"
+    message = refused(
+        2, "compare", run, folder, "--prompts", folder / "prompts.jsonl", "--out", out, "--reference", run
+    )
+    assert "is not a model folder" in message and not out.exists()
+
+
+def test_bad_input_the_file_for_samples_cannot_be_written(run: Path, folder: Path, tmp_path: Path) -> None:
+    prompts = ["--prompts", folder / "prompts.jsonl"]
+    assert "is a folder; give the name of a file" in refused(2, "sample", run, *prompts, "--out", tmp_path)
+    beneath = folder / "pairs.jsonl" / "x.jsonl"
+    assert "the folder cannot be written" in refused(2, "sample", run, *prompts, "--out", beneath)
+
+
+def test_bad_input_prompts_get_no_advice_that_the_command_lacks(run: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "questions.jsonl", [{"question": "Why?"}])
+    message = refused(2, "sample", run, "--prompts", tmp_path / "questions.jsonl")
+    assert "no column 'prompt'" in message and "bad_rows" not in message
+
+
+def test_bad_input_a_file_where_the_lab_is_to_be(folder: Path) -> None:
+    assert "the folder cannot be written" in refused(
+        2, "lab", "--preset", "tiny", "--out", folder / "pairs.jsonl"
+    )
+
+
 def test_bad_input_unwritable_folder(folder: Path, tiny_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     said = refused(2, "train", *dpo(folder, tiny_folder, tmp_path / "file" / "run"))
@@ -416,6 +456,35 @@ def test_unforeseen_error_is_one_line_and_never_swallowed(debug: bool) -> None:
     else:
         assert len(done.stderr.splitlines()) == 1
         assert "cli.py:" in done.stderr and "kleash --debug dial" in done.stderr
+
+
+SHOWN = """
+import sys, warnings, kleash.cli, kleash.__main__
+from kleash.terminal import show
+def print_and_warn(*args):
+    show("\u00b10.1 \u27e6x\u27e7")
+    warnings.warn_explicit("mind this", RuntimeWarning, kleash.cli.__file__, 1)
+kleash.cli._print_options = print_and_warn
+sys.argv = ["kleash", "train", "dpo", "--options"]
+kleash.__main__.main()
+"""
+
+
+@pytest.mark.parametrize(("encoding", "text"), [("ascii", b"?0.1 ?x?\n"), ("utf-8", "±0.1 ⟦x⟧\n".encode())])
+def test_an_encoding_that_lacks_a_character_ends_no_command(encoding: str, text: bytes) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", SHOWN], capture_output=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, text), done.stderr
+    assert done.stderr == b"warning: mind this\n"
+
+
+def test_samples_are_whole_in_any_encoding(run: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "prompts.jsonl", [{"prompt": "The food was", "note": "😀"}])
+    command = [sys.executable, "-m", "kleash", "sample", run, "--prompts", tmp_path / "prompts.jsonl"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([*command, "--max-new-tokens", "2"], capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["note"] == "😀"
 
 
 def test_command_is_the_whole_command_line() -> None:

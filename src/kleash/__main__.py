@@ -6,7 +6,7 @@ import logging
 import sys
 
 from kleash.allocator import keep_freed_memory
-from kleash.terminal import report_crash
+from kleash.terminal import plain_messages, report_crash, write_what_can_be_written
 
 
 def main() -> None:
@@ -14,6 +14,8 @@ def main() -> None:
     keep_freed_memory()
     logging.basicConfig(format="%(message)s")
     sys.excepthook = report_crash
+    write_what_can_be_written()
+    plain_messages()
     from kleash.cli import command
 
     command()(prog_name="kleash")

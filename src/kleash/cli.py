@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from kleash.errors import KLeashError, UsageError
-from kleash.terminal import debugging, hide_loading_bars, progress, say, show, show_table
+from kleash.terminal import debugging, hide_loading_bars, in_full, progress, say, show, show_table
 
 if TYPE_CHECKING:
     from kleash.lab.lab import LabResult
@@ -233,6 +233,8 @@ def sample(
     from kleash.models import load_model
     from kleash.run import write_text
 
+    if out_file is not None:
+        _check_file(out_file)
     _get_ready(model)
     loaded = load_model(model)
     with progress() as bar:
@@ -241,7 +243,9 @@ def sample(
             temperature=temperature, top_p=top_p, top_k=top_k, fixed_length=fixed_length,
             chat=chat, seed=seed, batch_rows=batch_rows, progress=bar,
         )  # fmt: skip
-    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rollout_rows(rollouts, loaded[1])]
+    escaped = out_file is None and not in_full(sys.stdout)
+    rows = rollout_rows(rollouts, loaded[1])
+    lines = [json.dumps(row, ensure_ascii=escaped, default=str) for row in rows]
     if out_file is None:
         sys.stdout.writelines(line + "\n" for line in lines)
     else:
@@ -420,10 +424,21 @@ def _method_and_options(target: str, overrides: list[str] | None) -> tuple[str, 
     return method, {**values, **parse_overrides(overrides or [])}
 
 
+def _check_file(path: Path) -> None:
+    """Make the folder of a file that is to be written; UsageError before anything is computed for it."""
+    from kleash.run import check_writable
+
+    if path.is_dir():
+        raise UsageError(
+            f"--out: {path} is a folder; give the name of a file, for example {path / 'x.jsonl'}."
+        )
+    check_writable(path.parent)
+
+
 def _prompt_rows(source: str, limit: int | None) -> Any:
     from kleash.data import read_rows
 
-    return read_rows(source, "prompts", limit=limit)
+    return read_rows(source, "prompts", limit=limit, advise=False)
 
 
 def _print_options(method: str) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kleash.errors import UsageError
 from kleash.measure import Evaluation, measure, verdict
+from kleash.models.load import check_source
 from kleash.report import Entry, write_report
 from kleash.run import Run, create_run
 
@@ -35,6 +36,8 @@ def compare_models(
     """
     origin = reference or common_origin(models)
     names = _folder_names(models)
+    for model in (origin, *models):
+        check_source(model)  # a name that is wrong costs no measurement of the others
     create_run(out)
     shared = {"reference": origin, "prompts": prompts, **options}
     base = measure_into(Path(out) / REFERENCE, origin, **shared)
@@ -62,8 +65,8 @@ def measure_into(
     if baseline is not None:
         # A judge is independent if it is not what was optimised; the same given twice is no second judge.
         independent = gold is not None and gold != reward
-        name = "the reward" if reward is not None else "the missing reward"
-        record["verdict"] = verdict(found, baseline, reward_name=name, gold_independent=independent).to_json()
+        said = verdict(found, baseline, reward_name="the reward", gold_independent=independent)
+        record["verdict"] = said.to_json()
     mark = {"step": 0, "policy": folder.name, "measured": True}
     run.append("samples.jsonl", ({**mark, **sample.to_json()} for sample in found.samples))
     run.write_json("evaluation.json", record)

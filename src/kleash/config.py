@@ -215,13 +215,27 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     return values
 
 
+class _Once(yaml.SafeLoader):
+    """YAML in which a key that comes twice is an error; the last would win without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """See SafeLoader."""
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"found {key.value!r} twice", key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read_recipe(path: str | Path) -> tuple[str, dict[str, Any]]:
     """The method and the options of a recipe file; UsageError where it is not a flat YAML mapping with
     `method`.
     """
     path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        values = yaml.load(path.read_text(encoding="utf-8-sig"), _Once)  # noqa: S506  (a SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"recipe {path} cannot be read: {error}.") from error
     except yaml.YAMLError as error:

@@ -128,15 +128,17 @@ def open_run(path: str | Path) -> Run:
     return run
 
 
-def create_run(path: str | Path) -> Run:
-    """A new run in an absent or empty folder; UsageError where the folder is in use or cannot be written."""
+def create_run(path: str | Path, resumable: bool = False) -> Run:
+    """A new run in an absent or empty folder; UsageError where the folder is in use or cannot be written.
+    `resumable` has the message say how a run that is in it goes on.
+    """
     run = Run(path)
     if run.path.is_dir() and any(run.path.iterdir()):
         raise UsageError(
-            f"out={run.path}: the folder is not empty. Choose another out=, or resume=true to go on with the "
-            "run in it."
+            f"out={run.path}: the folder is not empty. Choose another"
+            + (" out=, or resume=true to go on with the run in it." if resumable else " folder.")
         )
-    _check_writable(run.path)
+    check_writable(run.path)
     return run
 
 
@@ -147,7 +149,7 @@ def reopen_run(path: str | Path) -> Run:
         raise UsageError(
             f"resume=true, out={run.path}: there is no such folder, so there is no run to go on with."
         )
-    _check_writable(run.path)
+    check_writable(run.path)
     return run
 
 
@@ -160,7 +162,8 @@ def free_name(parent: str | Path, name: str) -> Path:
     return path
 
 
-def _check_writable(path: Path) -> None:
+def check_writable(path: Path) -> None:
+    """Make the folder if it is not there; UsageError where it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -180,7 +183,8 @@ def writing(path: Path, size: int) -> Iterator[None]:
     except OSError as error:
         raise RunError(
             f"{path} could not be written: {error.strerror or error}; about {size:,} bytes were needed. "
-            "Everything saved before is intact: make room and go on with resume=true."
+            "Everything saved before is intact. Make room; a run that saved checkpoints goes on with "
+            "resume=true."
         ) from error
 
 

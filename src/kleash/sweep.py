@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kleash.config import build
 from kleash.config import options as describe
 from kleash.errors import UsageError
 from kleash.report import Entry, write_report
@@ -45,8 +46,10 @@ def run_sweep(
     an unknown key, or an `out` in use.
     """
     check_grid(method, grid)
-    folder = _open(Path(out), {"method": method, "base": {key: str(value) for key, value in base.items()}})
     points = list(grid_points(grid))
+    for point in points:
+        build(find_method(method).config, {**base, **point})  # a wrong value costs no run before it
+    folder = _open(Path(out), {"method": method, "base": {key: str(value) for key, value in base.items()}})
     runs = []
     for number, point in enumerate(points, start=1):
         say(f"Run {number} of {len(points)}: {point_name(point)}")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -97,6 +101,33 @@ def progress() -> Iterator[Phases]:
     """A `progress(done, total, note)` callback to give to library functions."""
     with ExitStack() as stack:
         yield Phases(stack)
+
+
+def write_what_can_be_written() -> None:
+    """Let ? stand for what the encoding of a terminal or pipe lacks, where it would end the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict" and not in_full(stream):
+            stream.reconfigure(errors="replace")
+
+
+def in_full(stream: Any) -> bool:
+    """Whether every text can be written on it."""
+    return str(getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") in ("utf8", "utf16")
+
+
+def plain_messages() -> None:
+    """Warnings as `warning: …` without the line of code they come from; the hub's notes once each."""
+
+    standard = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        ours = filename.startswith(str(Path(__file__).parent))
+        return f"warning: {message}\n" if ours else standard(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
 
 
 def report_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -123,7 +123,7 @@ def test_report_14_no_bos_no_pad(make_tokenizer: Make) -> None:
 
 def test_report_14_no_end_token_is_named(make_tokenizer: Make) -> None:
     tokenizer = make_tokenizer(eos=None)
-    with pytest.raises(UsageError, match="Row 1: the tokenizer has no end token"):
+    with pytest.raises(UsageError, match="row 1: the tokenizer has no end token"):
         one(demonstration("ab", "cd"), tokenizer)
     assert pad_id(tokenizer) == 0
     tokenizer = make_tokenizer(eos=None, template="chatml")  # this template closes its turns itself
@@ -275,7 +275,7 @@ def test_report_26_not_append_only_is_refused_with_both_texts(make_tokenizer: Ma
     turns[1]["content"] = "<think>hm</think>first"
     with pytest.raises(UsageError) as error:
         one(conversation(*turns), tokenizer, train_on="assistant")
-    assert "Row 1: the chat template is not append-only" in str(error.value)
+    assert "row 1: the chat template is not append-only" in str(error.value)
     assert "<think>hm" in str(error.value) and "train_on=last" in str(error.value)
     example = one(conversation(*turns), tokenizer, train_on="last")  # the way out that the message names
     assert trained_text(example, tokenizer) == "second<|im_end|>"
@@ -305,7 +305,7 @@ def test_pairs_of_messages_end_in_one_terminator_each(make_tokenizer: Make) -> N
 def test_messages_without_a_template(make_tokenizer: Make) -> None:
     tokenizer = make_tokenizer()
     with pytest.raises(
-        UsageError, match="Row 1 holds messages, but the tokenizer has no chat template.*chat=plain"
+        UsageError, match=", row 1 holds messages, but the tokenizer has no chat template.*chat=plain"
     ):
         one(conversation(), tokenizer)
     example = one(conversation(), tokenizer, chat="plain")
@@ -331,7 +331,7 @@ def test_a_template_that_refuses_a_role_is_named(make_tokenizer: Make) -> None:
     tokenizer = make_tokenizer(template="inst")
     system = {"role": "system", "content": "s"}
     with pytest.raises(
-        UsageError, match="Row 1: the chat template refuses .*'system'.*only user and assistant"
+        UsageError, match="row 1: the chat template refuses .*'system'.*only user and assistant"
     ):
         one(conversation(system, *CONVERSATION), tokenizer)
     with pytest.raises(UsageError, match="chat='chatml' must be"):
@@ -453,7 +453,7 @@ def test_a_first_turn_without_tokens_leaves_no_row_without_trained_tokens(make_t
 def test_a_template_that_prints_nothing_for_the_answer_is_refused(make_tokenizer: Make) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}{% endfor %}"
-    with pytest.raises(UsageError, match="Row 1: the chat template prints nothing for turn 2"):
+    with pytest.raises(UsageError, match="row 1: the chat template prints nothing for turn 2"):
         one(conversation(), tokenizer)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from families import tiny
+from transformers import AutoModelForMaskedLM, BertConfig, LlamaConfig, LlamaForCausalLM
 
 from kleash.errors import UsageError
 from kleash.lab.tiny import write_tiny_model
@@ -75,6 +76,46 @@ def test_broken_weights_and_broken_config_are_named(folder: Path, tmp_path: Path
         (broken / file).write_bytes(b"not what it should be")
         with pytest.raises(UsageError, match="cannot load"):
             load_model(broken)
+
+
+def test_a_weight_that_is_not_in_the_files_is_not_made_up(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 497, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    whole = LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, tie_word_embeddings=False, **sizes))
+    whole.model.save_pretrained(tmp_path / "headless")
+    with pytest.raises(
+        UsageError, match=r"headless lacks lm_head.weight, of the \d+ weights .* would be random"
+    ):
+        load_model(tmp_path / "headless")
+
+
+def test_an_encoder_is_not_a_causal_language_model(folder: Path, tmp_path: Path) -> None:
+    config = BertConfig(
+        vocab_size=497, hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1
+    )
+    AutoModelForMaskedLM.from_config(config).save_pretrained(tmp_path / "encoder")
+    load_model(folder)[1].save_pretrained(tmp_path / "encoder")
+    with pytest.raises(UsageError, match="encoder is a BertLMHeadModel, whose attention looks ahead"):
+        load_model(tmp_path / "encoder")
+
+
+def test_a_folder_without_its_tokenizer_is_named(folder: Path, tmp_path: Path) -> None:
+    load_model(folder)[0].save_pretrained(tmp_path / "bare")
+    with pytest.raises(UsageError, match=r"bare holds no tokenizer \(it holds config.json"):
+        load_model(tmp_path / "bare")
+
+
+def test_a_tokenizer_of_another_model_is_named(folder: Path, tmp_path: Path) -> None:
+    tokenizer = load_model(folder)[1]
+    tiny("llama").save_pretrained(tmp_path / "small")
+    tokenizer.save_pretrained(tmp_path / "small")
+    for source in (tmp_path / "small", (tiny("llama"), tokenizer)):
+        with pytest.raises(UsageError, match="497 ids and the model embeddings for 61"):
+            load_model(source)
+
+
+def test_a_name_that_is_nowhere_says_where_it_was_looked_for() -> None:
+    with pytest.raises(UsageError, match="there is no such folder .looked from .*, and Repo id must"):
+        load_model("no/such/folder")
 
 
 def test_report_77_pickled_weights_are_not_read(folder: Path, tmp_path: Path) -> None:

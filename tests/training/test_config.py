@@ -89,6 +89,13 @@ def test_recipe_is_a_flat_mapping_with_a_method(tmp_path: Path) -> None:
         read_recipe(tmp_path / "absent.yaml")
 
 
+def test_a_key_twice_in_a_recipe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("method: dpo\nbeta: 0.1\nbeta: 0.2\n", encoding="utf-8")
+    with pytest.raises(UsageError, match="twice.yaml is not YAML: found 'beta' twice"):
+        read_recipe(path)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_option_of_every_method_is_documented_and_survives_yaml(method: str) -> None:
     kind = METHODS[method].config

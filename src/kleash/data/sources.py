@@ -64,14 +64,21 @@ class Rows:
 
 
 def read_rows(
-    source: Any, kind: Kind, *, split: str = "train", limit: int | None = None, bad_rows: BadRows = "error"
+    source: Any,
+    kind: Kind,
+    *,
+    split: str = "train",
+    limit: int | None = None,
+    bad_rows: BadRows = "error",
+    advise: bool = True,
 ) -> Rows:
     """Rows of one kind, at most `limit`, from a path, a hub name, a `datasets.Dataset` or a list of dicts.
 
     Rows from which nothing can be learnt (an empty answer, equal answers) are dropped and counted; malformed
     rows are an error. `bad_rows="drop"` drops and counts both, `"strict"` makes both an error. Ranked rows
-    stay ranked: see `pairs_from_ranked`. Raises UsageError naming source, row, what was found and a right
-    row, and when none is left.
+    stay ranked: see `pairs_from_ranked`. `advise` has the error name
+    bad_rows=drop. Raises UsageError naming source, row, what was found and a right row, and when none is
+    left.
     """
     if kind not in EXAMPLES:
         raise UsageError(f"Unknown kind of rows '{kind}'; expected one of {', '.join(EXAMPLES)}.")
@@ -87,9 +94,8 @@ def read_rows(
             rows.append(parse_row(record, number, kind))
         except (Malformed, Useless) as fault:
             if bad_rows == "strict" or (bad_rows == "error" and isinstance(fault, Malformed)):
-                way_out = (
-                    "" if bad_rows == "strict" else " (bad_rows=drop leaves such rows out and counts them.)"
-                )
+                advice = " (bad_rows=drop leaves such rows out and counts them.)"
+                way_out = advice if advise and bad_rows == "error" else ""
                 raise UsageError(f"{records.name}, row {number}: {fault}{way_out}") from fault
             dropped[fault.reason] += 1
     _check_some_left(rows, dropped, records.name, kind)

@@ -7,9 +7,11 @@ are the row.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from kleash.data.items import Example, Pair, PromptIds
 from kleash.data.layout import ChatMode, Layout, Spans
@@ -32,6 +34,8 @@ __all__ = [
 
 Truncation = Literal["drop", "prompt-left", "response-right"]
 TrainOn = Literal["last", "assistant"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _HasLength(Protocol):
@@ -64,6 +68,23 @@ def pad_id(tokenizer: Any) -> int:
     return 0
 
 
+def _naming_the_source(tokenise: Callable[P, R]) -> Callable[P, R]:
+    """The same, with the source of the rows before a message that names a row."""
+
+    @functools.wraps(tokenise)
+    def named(*args: P.args, **options: P.kwargs) -> R:
+        try:
+            return tokenise(*args, **options)
+        except UsageError as error:
+            rows = args[0] if args else options["rows"]
+            if str(error).startswith("Row ") and isinstance(rows, Rows):
+                raise UsageError(f"{rows.source}, row {str(error).removeprefix('Row ')}") from error
+            raise
+
+    return named
+
+
+@_naming_the_source
 def tokenise_demonstrations(
     rows: Rows,
     tokenizer: Any,
@@ -102,6 +123,7 @@ def tokenise_demonstrations(
     return fit.result(items, rows.source)
 
 
+@_naming_the_source
 def tokenise_preferences(
     rows: Rows,
     tokenizer: Any,
@@ -145,13 +167,14 @@ def _sampled_ids(row: Preference) -> tuple[list[int], list[int], list[int]] | No
     for name, ids in zip(names, found, strict=True):
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise UsageError(
-                f"row {row.number}: {name} must be a list of token ids beside the other two of "
+                f"Row {row.number}: {name} must be a list of token ids beside the other two of "
                 f"{', '.join(names)}; "
                 f"found {str(ids)[:60]}. Leave all three out to have the texts tokenised."
             )
     return found[0], found[1], found[2]  # type: ignore[return-value]
 
 
+@_naming_the_source
 def tokenise_prompts(
     rows: Rows,
     tokenizer: Any,

@@ -25,7 +25,7 @@ from kleash.lab.rule import gold_reward
 from kleash.lab.tiny import write_tiny_model
 from kleash.measure import Evaluation, measure, verdict
 from kleash.models import autocast, identity, load_model
-from kleash.run import Run, write_text
+from kleash.run import Run, check_writable, write_text
 from kleash.sampling import sample
 from kleash.training import train
 from kleash.training.manifest import hardware, versions
@@ -89,6 +89,7 @@ def run_lab(
     """
     sizes = find_preset(preset)
     path = Path(out)
+    check_writable(path)
     lab = Lab(sizes, seed, _model_name(sizes, model, path), path, quiet, say)
     _open(lab)
     pairs, facts = _samples_and_pairs(lab)

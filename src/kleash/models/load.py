@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from kleash.errors import UsageError
 from kleash.models.attention import use_grouped_attention
 from kleash.models.bundled import BUNDLED, fetch
 
+TOKENIZER_FILE = re.compile(r"^(tokenizer|vocab)|(bpe|piece|tiktoken|tekken).*|\.(model|tiktoken|spm)$")
 ModelSource = str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -50,12 +52,24 @@ def load_model(source: ModelSource) -> tuple[PreTrainedModel, PreTrainedTokenize
     """
     if isinstance(source, tuple):
         model, tokenizer = source
+        _check_pair(model, tokenizer, "the pair (model, tokenizer)")
         return use_grouped_attention(model), tokenizer
     if not isinstance(source, str | Path):
         raise UsageError(
             f"model: a {type(source).__name__} alone is not enough: give the pair (model, tokenizer), a "
             "folder, a hub id or a bundled model's name."
         )
+    where = check_source(source)
+    model = load_weights(AutoModelForCausalLM, where)
+    tokenizer = load_tokenizer(where)
+    _check_pair(model, tokenizer, where)
+    return use_grouped_attention(model), tokenizer
+
+
+def check_source(source: str | Path) -> str:
+    """Folder or hub id behind a language model's name, its config read and no weights; UsageError where that
+    shows that it cannot be loaded as one.
+    """
     where = resolve_source(source)
     config = _from_pretrained(AutoConfigOrDict, where)
     if any("SequenceClassification" in name for name in config.get("architectures") or []):
@@ -63,12 +77,52 @@ def load_model(source: ModelSource) -> tuple[PreTrainedModel, PreTrainedTokenize
             f"model: {source} is a reward model ({config['architectures'][0]}), not a language model. "
             "Give it as reward=…, and a language model as model=…."
         )
-    model = _from_pretrained(AutoModelForCausalLM, where, dtype=torch.float32, use_safetensors=True)
-    return use_grouped_attention(model.eval()), load_tokenizer(where)
+    return where
+
+
+def load_weights(kind: Any, where: str) -> PreTrainedModel:
+    """A model in float32 by one of the auto classes, dropout off; UsageError where a weight is not in the
+    files, which transformers would fill with random numbers.
+    """
+    model, found = _from_pretrained(
+        kind, where, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+    )
+    missing = sorted(found["missing_keys"])
+    if missing:
+        others = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UsageError(
+            f"model: {where} lacks {missing[0]}{others}, of the {len(model.state_dict())} weights of a "
+            f"{type(model).__name__}; they would be random. Save the whole model there with save_pretrained, "
+            "a language model with its head (AutoModelForCausalLM)."
+        )
+    return model.eval()
+
+
+def _check_pair(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> None:
+    """UsageError where the model looks ahead, as an encoder does, or has no row for some of the tokenizer's
+    ids.
+    """
+    if {getattr(module, "is_causal", None) for module in model.modules()} - {None} == {False}:
+        raise UsageError(
+            f"model: {name} is a {type(model).__name__}, whose attention looks ahead: an encoder, not a "
+            "causal language model. Give one that writes from left to right, such as Llama, Qwen or GPT-2."
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None and tokenizer.vocab_size > rows:
+        raise UsageError(
+            f"model: {name}: the tokenizer has {tokenizer.vocab_size} ids and the model embeddings for "
+            f"{rows}; they do not belong together. Give the tokenizer that the model was trained with."
+        )
 
 
 def load_tokenizer(where: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub id."""
+    """The tokenizer of a model folder or hub id; UsageError where there is none."""
+    files = [file.name for file in Path(where).iterdir()] if Path(where).is_dir() else None
+    if files is not None and not any(TOKENIZER_FILE.search(name) for name in files):
+        raise UsageError(
+            f"model: {where} holds no tokenizer (it holds {_listing(Path(where))}). Save the model's own "
+            "there: tokenizer.save_pretrained(folder)."
+        )
     return _from_pretrained(AutoTokenizer, where)
 
 
@@ -89,8 +143,9 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
             return kind.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        nowhere = "" if Path(where).exists() else f"there is no such folder (looked from {Path.cwd()}), and "
         raise UsageError(
-            f"model: cannot load {where!r}: {reason} Expected a folder written by save_pretrained "
+            f"model: cannot load {where!r}: {nowhere}{reason} Expected a folder written by save_pretrained "
             f"(config.json, "
             "*.safetensors and tokenizer files), or a hub id reachable from here, or a bundled model: "
             + ", ".join(BUNDLED)

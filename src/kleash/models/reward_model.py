@@ -17,7 +17,7 @@ from kleash.data.batches import Batch
 from kleash.errors import UsageError
 from kleash.models.attention import use_grouped_attention
 from kleash.models.forward import causal_model, last_token_states
-from kleash.models.load import _from_pretrained, load_tokenizer, resolve_source
+from kleash.models.load import load_tokenizer, load_weights, resolve_source
 
 HEAD = "score.weight"
 META = "reward_model.json"
@@ -101,7 +101,7 @@ class RewardModel(nn.Module):
         if not Path(where).is_dir():
             where = _from_hub(where)
         weight = _head_weight(Path(where))
-        backbone = _from_pretrained(AutoModel, where, dtype=torch.float32, use_safetensors=True).eval()
+        backbone = load_weights(AutoModel, where)
         head = nn.Linear(weight.shape[1], 1, bias=False)
         head.weight.data.copy_(weight)
         record = Path(where) / META

@@ -257,7 +257,8 @@ def _number(value: Any, where: _Where, offset: int) -> float:
     if not abs(float(item)) <= torch.finfo(torch.float32).max:
         raise RunError(
             f"reward {where.name} returned {float(item)} for {where.response(offset)}; expected a finite "
-            "number. Return None where there is no score: it is then counted as missing and left out."
+            "number up to 3e38 (float32). Return None where there is no score: it is then counted as missing "
+            "and left out."
         )
     return float(item)
 

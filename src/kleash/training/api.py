@@ -82,7 +82,7 @@ def _open(config: Any, processes: Processes) -> Run:
     if not processes.main:
         return Run(config.out)
     if not config.resume:
-        return create_run(config.out)
+        return create_run(config.out, resumable=True)
     run = reopen_run(config.out)
     if not checkpoints(run.checkpoints):
         raise UsageError(
