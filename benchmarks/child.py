@@ -11,10 +11,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.job import Answer, Job, load_request, peak_resident_bytes
+from kleash.allocator import keep_freed_memory
 
 
 def main(request: str, reply: str) -> None:
-    """Do what the request says and write what was measured."""
+    """Do what the request says and write what was measured. Both sides get the allocator settings that
+    `kleash` sets for itself; KLEASH_MALLOC=default leaves both without.
+    """
+    keep_freed_memory()
     job = load_request(request)
     torch.set_num_threads(job.threads)
     answer = chosen(job)(job)

@@ -93,14 +93,7 @@ def environment(job: Job, out: Path, keep_memory: bool) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
     }
-    return {**os.environ, **values, **(allocator() if keep_memory else {})}
-
-
-def allocator() -> dict[str, str]:
-    """glibc's settings that make it keep freed memory: no block goes back to the system and comes again as
-    pages that must be zeroed. Other C libraries ignore them.
-    """
-    return {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
+    return {**os.environ, **values, "KLEASH_MALLOC": "keep" if keep_memory else "default"}
 
 
 def peak_resident_bytes() -> int:

@@ -7,6 +7,7 @@ rows come tokenised, so that both sides train on the same ids.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def train(job: Job) -> Answer:
 
 def make_trainer(job: Job, items: list[Any]) -> Any:
     """TRL's trainer for the job's method, over items in order."""
-    return {"sft": _sft, "reward": _reward, "dpo": _dpo}[job.method](job, items)
+    makers: dict[str, Callable[[Job, list[Any]], Any]] = {"sft": _sft, "reward": _reward, "dpo": _dpo}
+    return makers[job.method](job, items)
 
 
 def arguments(job: Job) -> dict[str, Any]:
