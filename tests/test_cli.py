@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from rich.table import Table
 from typer.testing import CliRunner
 
 from kleash import terminal
 from kleash.cli import app, command
 from kleash.errors import RunError, UsageError
+from kleash.report import Entry, final_table
 
 COMMANDS = ["lab", "train", "check", "sample", "measure", "compare", "sweep", "report", "dial", "fetch"]
 PAIRS = [
@@ -509,6 +511,20 @@ def test_a_narrow_terminal_keeps_names_and_drift() -> None:
     assert left_out == ["k2", "k3", "k1", "Length"]
     assert kept == ["Policy", "Reward", "Drift", "Bigrams", "Seconds"]
     assert terminal.out.measure(table).maximum <= 80
+
+
+@pytest.mark.parametrize("width", range(50, 120))
+def test_no_heading_is_cut_where_columns_were_left_out(width: int) -> None:
+    numbers = {"mean": -0.00012, "stderr": 0.00001}
+    measured = dict.fromkeys(
+        ("reward", "gold", "drift", "kl_k1", "kl_k2", "kl_k3", "distinct_bigrams", "length"), numbers
+    )
+    table = final_table([Entry("dpo", {**measured, "ended": 0.5}, 12.0)])
+    terminal.fit(table, width)
+    console = Console(width=max(width, terminal.out.measure(table).maximum))
+    with console.capture() as shown:
+        console.print(table)
+    assert "…" not in shown.get()
 
 
 def test_a_wide_terminal_keeps_every_column() -> None:

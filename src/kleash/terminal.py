@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -66,7 +67,8 @@ def fit(table: Table, width: int) -> list[str]:
             break
         kept = [column for column in table.columns if column.header != heading]
         left_out += [heading] * (len(table.columns) - len(kept))
-        table.columns = kept
+        # Numbered anew, because rich finds the first and the last column, and their padding, by number.
+        table.columns = [replace(column, _index=number) for number, column in enumerate(kept)]
     return left_out
 
 
@@ -116,7 +118,9 @@ def in_full(stream: Any) -> bool:
 
 
 def plain_messages() -> None:
-    """Warnings as `warning: …` without the line of code they come from; the hub's notes once each."""
+    """Warnings as `warning: …` without the line of code they come from; none that only concern the authors of
+    other packages; the hub's notes once each.
+    """
 
     standard = warnings.formatwarning
 
@@ -127,6 +131,8 @@ def plain_messages() -> None:
         return f"warning: {message}\n" if ours else standard(message, category, filename, lineno, line)
 
     warnings.formatwarning = formatted
+    for kind in (DeprecationWarning, FutureWarning):
+        warnings.filterwarnings("ignore", category=kind, module="accelerate|datasets|peft|torch|transformers")
     logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console as RichConsole
 from safetensors.torch import load_file
 
 from kleash.config import build
@@ -16,6 +18,7 @@ from kleash.methods import METHODS
 from kleash.methods.base import LossOutput, Models
 from kleash.methods.sft import Config
 from kleash.training import train
+from kleash.training.console import Console
 from kleash.training.feed import OnlineFeed
 from kleash.training.optimizer import learning_rate, make_optimizer
 from kleash.training.processes import Processes, add_sums, means
@@ -178,6 +181,24 @@ def test_signs_are_said_once_and_only_when_they_last() -> None:
     said = [warning for row in rows for warning in watch.see(row)]
     assert len(said) == 1 and said[0].startswith(f"step {3 + PATIENCE}: kl/k1")
     assert "Usual causes" in said[0] and watch.warnings == said
+
+
+def test_a_reward_that_scores_nothing_is_said() -> None:
+    watch = Watch()
+    for step in range(PATIENCE):
+        watch.see({"step": step, "reward/missing": 1.0})
+    assert len(watch.warnings) == 1 and "no response has a score" in watch.warnings[0]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_metrics_do_not_push_the_bar_out_of_the_terminal(width: int) -> None:
+    console = Console()
+    console.rich = RichConsole(file=io.StringIO(), force_terminal=True, width=width)
+    metrics = {"loss": 0.6931, "dpo/logp_chosen": -24.84, "dpo/logp_rejected": -24.77, "dpo/margin": 0.0001}
+    with console.steps("reinforce", 1500) as bar:
+        bar.update(1499, metrics)
+    shown = console.rich.file.getvalue()
+    assert "reinforce" in shown and "1499/1500" in shown and "…" not in shown
 
 
 def test_report_40_a_lasting_warning_reaches_the_evaluation(tiny: Any, tmp_path: Path) -> None:

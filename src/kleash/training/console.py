@@ -23,6 +23,8 @@ from rich.progress import (
 from rich.text import Text
 
 SHOWN = 5  # metrics beside the bar
+NARROW = 100  # columns, below which the bar is half as wide
+SPEED_AND_TIME = len("99.99 it/s 0:00:00 ")
 QUIET_SECONDS = 15.0  # between lines where there is no terminal
 
 
@@ -51,9 +53,11 @@ class Console:
         if self.quiet or not self.rich.is_terminal:
             yield Lines(self, name, total)
             return
+        width = 24 if self.rich.width >= NARROW else 12
+        taken = len(f"{name} {total}/{total} ") + width + 1 + SPEED_AND_TIME
         progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=width),
             MofNCompleteColumn(),
             _Speed(),
             TimeRemainingColumn(),
@@ -62,7 +66,8 @@ class Console:
             speed_estimate_period=60,
         )
         with progress:
-            yield Live(progress, progress.add_task(name, total=total, completed=done, figures=""))
+            task = progress.add_task(name, total=total, completed=done, figures="")
+            yield Live(progress, task, self.rich.width - taken)
 
 
 class Bar:
@@ -77,16 +82,16 @@ class Bar:
 
 
 class Live(Bar):
-    """A rich progress bar."""
+    """A rich progress bar; figures take no more than `room` columns, or they would push the bar out."""
 
-    def __init__(self, progress: Progress, task: Any) -> None:
-        self.bar, self.task = progress, task
+    def __init__(self, progress: Progress, task: Any, room: int) -> None:
+        self.bar, self.task, self.room = progress, task, room
 
     def update(self, done: int, values: dict[str, Any]) -> None:
         """See Bar."""
         self.bar.update(self.task, completed=done)
         if values:
-            self.bar.update(self.task, figures=figures(values))
+            self.bar.update(self.task, figures=figures(values, self.room))
 
     def progress(self, done: int, total: int, note: str) -> None:
         """See Bar."""
@@ -115,10 +120,16 @@ class Lines(Bar):
         )
 
 
-def figures(values: dict[str, Any]) -> str:
-    """The loss and the first few metrics, short."""
+def figures(values: dict[str, Any], room: int | None = None) -> str:
+    """The loss and the first few metrics, short; of them as many as there is room for."""
     names = [
         n for n in values if n == "loss" or ("/" in n and not n.startswith(("optim/", "time/", "tokens/")))
     ]
     names.sort(key=lambda n: n != "loss")
-    return "  ".join(f"{n} {values[n]:.4g}" for n in names[:SHOWN] if isinstance(values[n], int | float))
+    text = ""
+    for part in [f"{n} {values[n]:.4g}" for n in names[:SHOWN] if isinstance(values[n], int | float)]:
+        longer = f"{text}  {part}" if text else part
+        if room is not None and len(longer) > room:
+            break
+        text = longer
+    return text

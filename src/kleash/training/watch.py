@@ -38,6 +38,12 @@ SIGNS = (
         "steps.",
     ),
     Sign(
+        "reward/missing",
+        lambda value: value == 1.0,
+        "no response has a score, so nothing is learnt. The reward returns None for all of them, or does not "
+        "return within reward_timeout.",
+    ),
+    Sign(
         "reward/no_spread",
         lambda value: value == 1.0,
         "all responses to a prompt score alike, for every prompt, so nothing can be learnt from comparing "
