@@ -34,18 +34,23 @@ class Checkpoint:
     seed_reference: str
 
 
+Row = tuple[str, bool, str, str, str]  # name, passed, measured, threshold, exercise of seed 004
+
+
 def judge(found: dict[str, Evaluation], reward: Run, dpo: Run, *, judged: bool) -> list[Checkpoint]:
     """All checkpoints on a lab's evaluations, in the order of the exercises."""
-    rlhf, free, reference = found["rlhf"], found["rlhf-no-kl"], found["reference"]
-    rise = _mean(rlhf, "reward") - _mean(reference, "reward")
-    drift, drift_free = _mean(rlhf, "drift"), _mean(free, "drift")
-    gap = _mean(free, "reward") - _mean(rlhf, "reward")
-    gold = _mean(rlhf, "gold") - _mean(free, "gold")
-    bigrams = _mean(rlhf, "distinct_bigrams") - _mean(free, "distinct_bigrams")
-    first = next((row["loss"] for row in dpo.metrics if row.get("split") == "train"), math.nan)
-    accuracy = dpo.evaluation["held_out"]["dpo/accuracy"]
-    theirs = reward.evaluation["held_out"]["reward/accuracy"]
     rows = [
+        *_with_penalty(found["rlhf"], found["reference"]),
+        *_without_penalty(found["rlhf-no-kl"], found["rlhf"]),
+        *_preferences(reward, dpo),
+    ]
+    return [Checkpoint(name, passed if judged else None, *rest) for name, passed, *rest in rows]
+
+
+def _with_penalty(rlhf: Evaluation, reference: Evaluation) -> list[Row]:
+    rise, drift = _mean(rlhf, "reward") - _mean(reference, "reward"), _mean(rlhf, "drift")
+    bound = f"at most {DRIFT_BOUND:g} nats"
+    return [
         (
             "RLHF raises the reward",
             rise >= REWARD_RISE,
@@ -53,51 +58,45 @@ def judge(found: dict[str, Evaluation], reward: Run, dpo: Run, *, judged: bool) 
             f"at least +{REWARD_RISE:g}",
             "exercise 3",
         ),
-        (
-            "RLHF's drift stays bounded",
-            drift <= DRIFT_BOUND,
-            f"{drift:.2f} nats",
-            f"at most {DRIFT_BOUND:g} nats",
-            "exercise 3",
-        ),
+        ("RLHF's drift stays bounded", drift <= DRIFT_BOUND, f"{drift:.2f} nats", bound, "exercise 3"),
+    ]
+
+
+def _without_penalty(free: Evaluation, rlhf: Evaluation) -> list[Row]:
+    """The four measurements of reward hacking, each against the run with the penalty."""
+    gap, gold, bigrams = (
+        _mean(free, name) - _mean(rlhf, name) for name in ("reward", "gold", "distinct_bigrams")
+    )
+    drift, drift_free = _mean(rlhf, "drift"), _mean(free, "drift")
+    larger = drift_free >= DRIFT_RATIO * drift
+    ratio = f"{drift_free / drift:.1f} times" if drift > 0 else "no drift to compare with"
+    lower, fewer = f"lower by more than {GOLD_GAP:g}", f"at most −{BIGRAM_GAP:g}"
+    times = f"at least {DRIFT_RATIO:g} times"
+    return [
         ("no penalty: reward at least as high", gap >= 0, f"{gap:+.2f}", "at least 0", "exercise 4"),
-        (
-            "no penalty: drift several times larger",
-            drift_free >= DRIFT_RATIO * drift,
-            f"{drift_free / drift:.1f} times" if drift > 0 else "no drift to compare with",
-            f"at least {DRIFT_RATIO:g} times",
-            "exercise 4",
-        ),
-        (
-            "no penalty: gold lower",
-            gold > GOLD_GAP,
-            f"{-gold:+.2f}",
-            f"lower by more than {GOLD_GAP:g}",
-            "exercise 4",
-        ),
+        ("no penalty: drift several times larger", larger, ratio, times, "exercise 4"),
+        ("no penalty: gold lower", gold < -GOLD_GAP, f"{gold:+.2f}", lower, "exercise 4"),
         (
             "no penalty: fewer distinct bigrams",
-            bigrams >= BIGRAM_GAP,
-            f"{-bigrams:+.3f}",
-            f"at most −{BIGRAM_GAP:g}",
+            bigrams <= -BIGRAM_GAP,
+            f"{bigrams:+.3f}",
+            fewer,
             "exercise 4",
         ),
-        (
-            "DPO starts at ln 2",
-            abs(first - math.log(2)) <= LOSS_TOLERANCE,
-            f"{first:.6f}",
-            f"0.693147 ± {LOSS_TOLERANCE:g}",
-            "exercise 5",
-        ),
-        (
-            "DPO ranks held-out pairs",
-            accuracy >= DPO_ACCURACY,
-            f"{accuracy:.3f} (reward model {theirs:.3f})",
-            f"at least {DPO_ACCURACY:g}",
-            "exercise 5",
-        ),
     ]
-    return [Checkpoint(name, passed if judged else None, *rest) for name, passed, *rest in rows]
+
+
+def _preferences(reward: Run, dpo: Run) -> list[Row]:
+    first = next((row["loss"] for row in dpo.metrics if row.get("split") == "train"), math.nan)
+    accuracy = dpo.evaluation["held_out"]["dpo/accuracy"]
+    theirs = reward.evaluation["held_out"]["reward/accuracy"]
+    exact = abs(first - math.log(2)) <= LOSS_TOLERANCE
+    figure = f"{accuracy:.3f} (reward model {theirs:.3f})"
+    share = f"at least {DPO_ACCURACY:g}"
+    return [
+        ("DPO starts at ln 2", exact, f"{first:.6f}", f"0.693147 ± {LOSS_TOLERANCE:g}", "exercise 5"),
+        ("DPO ranks held-out pairs", accuracy >= DPO_ACCURACY, figure, share, "exercise 5"),
+    ]
 
 
 def _mean(evaluation: Evaluation, name: str) -> float:

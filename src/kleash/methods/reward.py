@@ -51,7 +51,7 @@ def build(model: Any, tokenizer: Any, config: Config) -> RewardModel:
     """A reward model on a copy of the starting model's transformer, which remembers whose text it is fitted
     on.
     """
-    reward_model = RewardModel.from_policy(model, tokenizer, seed=config.seed)
+    reward_model = RewardModel.from_policy(model, tokenizer)
     reward_model.meta["text_model"] = _text_identity(model, config.text_model)
     return reward_model
 

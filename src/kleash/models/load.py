@@ -139,7 +139,7 @@ class AutoConfigOrDict:
 def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
     """`kind.from_pretrained` with the library's errors turned into one paragraph for the user."""
     try:
-        with _quiet():
+        with quiet_transformers():
             return kind.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -154,7 +154,7 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without transformers' own progress bars and load reports: what is wrong with a folder is our error to
     tell.
     """

@@ -44,15 +44,10 @@ class RewardModel(nn.Module):
         self.meta: dict[str, Any] = dict(meta or {})
 
     @classmethod
-    def from_policy(
-        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int = 0
-    ) -> RewardModel:
+    def from_policy(cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> RewardModel:
         """A fresh reward model on a copy of the policy's backbone; the head starts at zero, so the first
         loss is ln 2.
-
-        `seed` is unused while the head starts at zero; it is kept so that callers state one.
         """
-        del seed
         backbone = copy.deepcopy(causal_model(model).base_model)
         for parameter in backbone.parameters():
             parameter.requires_grad_(True)

@@ -63,12 +63,6 @@ class Entry:
     def figure(self, key: str) -> Figure | None:
         return figure(self.value(key))
 
-    @property
-    def drift_error(self) -> float | None:
-        """Standard error of the exact drift, None if not measured."""
-        drift = self.figure("drift")
-        return None if drift is None else drift.stderr
-
 
 def measured_columns(entries: Sequence[Entry]) -> list[Column]:
     """The columns that at least one policy has a number for."""

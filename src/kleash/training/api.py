@@ -18,7 +18,7 @@ from kleash.training.loop import Loop
 from kleash.training.manifest import manifest
 from kleash.training.preflight import CheckReport, preflight
 from kleash.training.processes import Processes, means
-from kleash.training.save import save_model
+from kleash.training.save import check_room, save_model
 from kleash.training.setup import Job, prepare
 
 # Options that may differ when a run is resumed: they say how far and how often, not what is computed.
@@ -43,6 +43,7 @@ def train(method: str, **options: Any) -> Run:
     console = Console(config.quiet or not processes.main)
     run = _open(config, processes)
     job = prepare(found, config, processes)
+    check_room(job.models.policy, run.model)
     if config.preflight:
         report = preflight(job)
         _announce(report, console)

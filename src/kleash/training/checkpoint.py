@@ -66,7 +66,8 @@ def save_checkpoint(
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"checkpoint {final} could not be written ({error}); it needs {size:,} bytes. Earlier "
-            f"checkpoints are intact: {_names(folder)}. Make room and go on with resume=true."
+            f"checkpoints are intact: {_names(folder)}. Make room; resume=true goes on from the newest of "
+            "them."
         ) from error
     for old in checkpoints(folder)[:-keep]:
         shutil.rmtree(old)

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers.utils import logging as hf_logging
 
-from kleash.errors import RunError
+from kleash.errors import RunError, UsageError
 from kleash.models import RewardModel
+from kleash.models.load import quiet_transformers
 from kleash.training.adapters import merged
 
 
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """transformers shows a bar for every file it writes; ours is enough."""
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()
+def check_room(policy: Any, path: Path) -> None:
+    """UsageError where the disk has no room for the trained model, before anything is trained for nothing."""
+    size = _bytes(policy)
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise UsageError(
+            f"out={path.parent}: the trained model needs {size:,} bytes and the disk has {free:,} left. Make "
+            "room, or choose another out=."
+        )
+
+
+def _bytes(model: Any) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
@@ -34,15 +35,16 @@ def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
     written.
     """
     model: Any = merged(policy)
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    size = _bytes(model)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir()
-        if isinstance(model, RewardModel):
-            model.save(temporary)
-        else:
-            model.save_pretrained(temporary)
-            tokenizer.save_pretrained(temporary)
+        with quiet_transformers():
+            if isinstance(model, RewardModel):
+                model.save(temporary)
+            else:
+                model.save_pretrained(temporary)
+                tokenizer.save_pretrained(temporary)
         if path.exists():
             shutil.rmtree(path)
         os.rename(temporary, path)
@@ -50,5 +52,5 @@ def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
             f"{path} could not be written ({error}); the model needs {size:,} bytes. What was saved before "
-            "is intact: make room and go on with resume=true."
+            "is intact. Make room; if the run saved checkpoints, resume=true goes on from the newest."
         ) from error
