@@ -110,6 +110,30 @@ def leave_one_out_advantages(rewards: Tensor, group_size: int, groups: Tensor | 
     return _restore(centred * counts / (counts - 1).clamp(min=1), order, rewards)
 
 
+@torch.no_grad()
+def maxrl_advantages(rewards: Tensor, group_size: int, groups: Tensor | None = None) -> Tensor:
+    """A_i = (r_i - mean of its group) / mean of its group (MaxRL, https://arxiv.org/abs/2602.02710).
+
+    For rewards that are at least 0, success or failure first of all: with pass rate p a success is worth
+    (1 - p)/p and a failure -1, so rare successes weigh most. A group whose mean is 0, or without spread, is
+    exactly 0. Arguments, missing rewards and errors as in `group_advantages`; raises ValueError also on
+    negative rewards.
+
+    >>> maxrl_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]), 5)
+    tensor([ 0.6667,  0.6667,  0.6667, -1.0000, -1.0000])
+    """
+    rows, order = _by_group(rewards, group_size, groups)
+    if (rows < 0).any():
+        row = int((rewards.reshape(-1) < 0).nonzero()[0])
+        raise ValueError(
+            f"rewards must be at least 0 (MaxRL divides by their mean), "
+            f"got {rewards.reshape(-1)[row].item()} at row {row}"
+        )
+    centred, counts = _centred(rows)
+    mean = rows.nansum(1, keepdim=True) / counts.clamp(min=1)
+    return _restore(torch.where(mean > 0, centred / mean, 0.0), order, rewards)
+
+
 def _centred(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows minus their mean over what is not nan (nan becomes 0), and how many entries that was, (R, 1)."""
     real = ~rows.isnan()

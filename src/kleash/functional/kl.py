@@ -8,10 +8,12 @@ gradient of KL(reference‖policy).
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from ._checks import check_floats, check_mask, wide
+from ._checks import check_choice, check_detached, check_floats, check_mask, wide
 
 K3_LIMIT = 40.0
 """log(reference/policy) above which `kl_k3` is constant: e^40 ≈ 2.4e17 still has a finite float32 square."""
@@ -72,3 +74,33 @@ def kl_k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
         tail = d / n * (1 + tail)
     near_zero = d.square() / 2 * (1 + tail)
     return torch.where(d.abs() < 0.1, near_zero, d.expm1() - d)
+
+
+def kl_loss(
+    logp: Tensor, logp_ref: Tensor, estimator: Literal["k2", "k3"] = "k2", mask: Tensor | None = None
+) -> Tensor:
+    """A KL term of the loss, by token of the policy's own samples, to be minimised: its slope is what counts.
+
+      k2  (log π/π_ref)²/2           expected gradient: that of KL(π‖π_ref) at each visited state
+      k3  r - 1 - log r, r = π_ref/π expected gradient: that of KL(π_ref‖π) there, the other direction
+
+    Neither sees that a token changes which states come after it; "KL in the reward" (`token_rewards`) does.
+    The expectations are over the policy's samples: with tokens of an older policy multiply by
+    `importance_ratio`. logp, logp_ref and mask of one shape -> that shape, masked slots 0 and without
+    gradient. Raises ValueError if logp_ref requires grad, and on "k1", whose expected gradient is zero:
+    E[∇ log π] = 0, whatever the reference.
+
+    >>> kl_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -2.0]]))
+    tensor([[0.5000, 0.0000]])
+    """
+    if estimator == "k1":
+        raise ValueError(
+            "estimator='k1' cannot be a loss: the expected gradient of log π - log π_ref is zero, it pulls "
+            "nowhere; put it into the reward (token_rewards), or use 'k2' or 'k3'"
+        )
+    check_choice("estimator", estimator, ("k2", "k3"))
+    check_floats(logp=logp, logp_ref=logp_ref)
+    check_detached(logp_ref=logp_ref)
+    hidden = ~check_mask(mask, logp)
+    logp, logp_ref = wide(logp).masked_fill(hidden, 0.0), wide(logp_ref).masked_fill(hidden, 0.0)
+    return kl_k2(logp, logp_ref) if estimator == "k2" else kl_k3(logp, logp_ref)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._checks import check_detached, check_floats, check_mask, wide
+from .ratio import clip_bounds
 from .reduce import Reduction, reduce
 
 
@@ -50,11 +51,58 @@ def clipped_surrogate(
     """
     check_floats(ratio=ratio, advantages=advantages)
     check_detached(advantages=advantages)
-    high = epsilon if epsilon_high is None else epsilon_high
-    if not (0 <= epsilon <= 1 and high >= 0):
-        raise ValueError(
-            f"epsilon must lie in [0, 1] and epsilon_high be at least 0, got {epsilon} and {high}"
-        )
+    low, high = clip_bounds(epsilon, epsilon_high)
     ratio, advantages = wide(ratio), wide(advantages)
     # At a tie `minimum` gives half the gradient to each side and `clamp` passes its half on at the boundary.
-    return torch.minimum(ratio * advantages, ratio.clamp(1 - epsilon, 1 + high) * advantages)
+    return torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
+
+
+def cispo_objective(
+    logp: Tensor,
+    ratio: Tensor,
+    advantages: Tensor,
+    epsilon: float | None = None,
+    epsilon_high: float = 0.4,
+) -> Tensor:
+    """stop-gradient(clip(ρ, 1-ε, 1+ε_high))·A·log π, to be maximised (CISPO, MiniMax-M1).
+
+    https://arxiv.org/abs/2506.13585, Eq. 4. logp, ratio and advantages of one shape, elementwise. The clip
+    bounds the *weight* of a token and never takes its gradient away: d/d log π is clip(ρ)·A everywhere.
+    epsilon=None is no lower bound, as published. The ratio is detached here, that is the method; the value
+    itself means nothing, its gradient does.
+
+    >>> cispo_objective(*torch.tensor([[-1.0, -1.0], [1.5, 0.7], [2.0, -1.0]]), epsilon=0.2)
+    tensor([-2.8000,  0.8000])
+    """
+    check_floats(logp=logp, ratio=ratio, advantages=advantages)
+    check_detached(advantages=advantages)
+    low, high = clip_bounds(1.0 if epsilon is None else epsilon, epsilon_high)
+    return wide(ratio).detach().clamp(low, high) * wide(advantages) * wide(logp)
+
+
+def sapo_objective(
+    ratio: Tensor,
+    advantages: Tensor,
+    temperature_positive: float = 1.0,
+    temperature_negative: float = 1.05,
+) -> Tensor:
+    """(4/τ)·σ(τ·(ρ - 1))·A, to be maximised: a soft gate in place of the clip (SAPO).
+
+    https://arxiv.org/abs/2511.20347. τ is temperature_positive where A > 0, else temperature_negative (a
+    higher one closes sooner). ratio and advantages of one shape, elementwise. d/d log π is
+    4·σ(x)·(1 - σ(x))·ρ·A with x = τ·(ρ - 1): that of REINFORCE at ρ = 1, and fading smoothly on both sides.
+    The value has an offset: (2/τ)·A at ρ = 1.
+
+    >>> sapo_objective(torch.tensor([1.3, 1.3]), torch.tensor([2.0, -1.0]))
+    tensor([ 4.5955, -2.2023])
+    """
+    check_floats(ratio=ratio, advantages=advantages)
+    check_detached(advantages=advantages)
+    if not (temperature_positive > 0 and temperature_negative > 0):
+        raise ValueError(
+            "temperature_positive and temperature_negative must be above 0, "
+            f"got {temperature_positive} and {temperature_negative}"
+        )
+    ratio, advantages = wide(ratio), wide(advantages)
+    temperature = torch.where(advantages > 0, temperature_positive, temperature_negative).to(ratio.dtype)
+    return 4 / temperature * (temperature * (ratio - 1)).sigmoid() * advantages

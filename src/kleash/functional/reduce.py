@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ._checks import check_choice, check_floats, check_mask, wide
@@ -57,6 +56,7 @@ def reduce(
 
     A batch without any token gives 0, with zero gradient.
 
+    >>> import torch
     >>> values = torch.tensor([[1.0, 1.0, 9.0], [0.0, 0.0, 0.0]])
     >>> mask = torch.tensor([[True, True, False], [True, True, True]])
     >>> [reduce(values, mask, r).item() for r in ("token-mean", "sequence-token-mean", "sequence-mean")]
@@ -75,26 +75,3 @@ def reduce_pairs(values: Tensor, reduction: PairReduction = "mean") -> Tensor:
     if reduction == "none":
         return values
     return values.sum() if reduction == "sum" else values.sum() / max(values.numel(), 1)
-
-
-@torch.no_grad()
-def whiten(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """(v - mean) / std over all real slots, with the sample deviation (n - 1) and no epsilon.
-
-    Any shape; masked slots are 0. Without spread, or with fewer than two values, everything is 0. Carries no
-    gradient.
-
-    >>> whiten(torch.tensor([[1.0, 2.0, 3.0, 7.0]]), torch.tensor([[True, True, True, False]]))
-    tensor([[-1.,  0.,  1.,  0.]])
-    """
-    check_floats(values=values)
-    mask = check_mask(mask, values)
-    out = torch.zeros_like(wide(values))
-    real = wide(values)[mask]
-    if real.numel() < 2:
-        return out
-    real = real - real.min()  # equal values become exactly 0, so rounding cannot pass for spread
-    centred = real - real.mean()
-    std = (centred.square().sum() / (real.numel() - 1)).sqrt()
-    out[mask] = torch.where(std > 0, centred / std, 0.0)
-    return out

@@ -62,3 +62,37 @@ def returns_to_go(rewards: Tensor, mask: Tensor | None = None, gamma: float = 1.
         following = torch.where(mask[:, t], rewards[:, t] + gamma * following, following)
         out[:, t] = following
     return out.masked_fill(~mask, 0.0)
+
+
+def overlong_penalty(lengths: Tensor, maximum: int, buffer: int) -> Tensor:
+    """0 up to maximum - buffer, falling linearly to -1 at maximum, -1 beyond: to be added to the score.
+
+    DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, Eq. 13). lengths (any shape) in
+    tokens, whole numbers or floats; the result float32 or better. Raises ValueError unless
+    1 <= buffer <= maximum.
+
+    >>> overlong_penalty(torch.tensor([10, 16, 18, 20, 21]), maximum=20, buffer=4)
+    tensor([ 0.0000,  0.0000, -0.5000, -1.0000, -1.0000])
+    """
+    if not 1 <= buffer <= maximum:
+        raise ValueError(f"buffer must lie in [1, maximum], got {buffer} with maximum {maximum}")
+    return ((maximum - buffer - wide(lengths)) / buffer).clamp(-1.0, 0.0)
+
+
+def missing_end_penalty(score: Tensor, ended: Tensor, penalty: float) -> Tensor:
+    """score - penalty·[the response has no end token]: once a response, whatever its length.
+
+    score and ended (bool) of one shape -> that shape. A missing score (nan) stays missing. `penalty` is
+    taken off, so it is at least 0; ValueError if not.
+
+    >>> missing_end_penalty(torch.tensor([2.0, 2.0]), torch.tensor([True, False]), penalty=0.5)
+    tensor([2.0000, 1.5000])
+    """
+    check_floats(score=score)
+    if ended.dtype != torch.bool or ended.shape != score.shape:
+        raise ValueError(
+            f"ended must be {tuple(score.shape)} of bool, got {tuple(ended.shape)} of {ended.dtype}"
+        )
+    if not penalty >= 0:
+        raise ValueError(f"penalty is taken off the score and must be at least 0, got {penalty}")
+    return wide(score) - penalty * ~ended
