@@ -80,6 +80,39 @@ class Rollouts:
         )
 
 
+def join(several: Sequence[Rollouts]) -> Rollouts:
+    """Rollouts under one policy one after another; groups are numbered on."""
+    if len(several) == 1:
+        return several[0]
+    prompt, response = (
+        max(getattr(r, name).shape[1] for r in several) for name in ("prompt_ids", "response_ids")
+    )
+    pads = {
+        "prompt_ids": prompt, "prompt_mask": prompt,
+        "response_ids": response, "response_mask": response, "logp": response,
+    }  # fmt: skip
+    tensors = {
+        name: torch.cat([_widened(getattr(r, name), width, name.startswith("prompt")) for r in several])
+        for name, width in pads.items()
+    }
+    offsets = [0, *torch.tensor([int(r.group.max()) + 1 for r in several]).cumsum(0).tolist()]
+    return Rollouts(
+        **tensors,
+        ended=torch.cat([r.ended for r in several]),
+        group=torch.cat([r.group + offset for r, offset in zip(several, offsets, strict=False)]),
+        prompts=[text for r in several for text in r.prompts],
+        responses=[text for r in several for text in r.responses],
+        columns={key: [v for r in several for v in r.columns[key]] for key in several[0].columns},
+        temperature=several[0].temperature,
+        forbidden=several[0].forbidden,
+    )
+
+
+def _widened(rows: Tensor, width: int, left: bool) -> Tensor:
+    pad = width - rows.shape[1]
+    return torch.nn.functional.pad(rows, (pad, 0) if left else (0, pad))
+
+
 def _common_group_size(group: Tensor) -> int:
     """k if the rows are consecutive groups of k rows of one prompt each, else 1."""
     _, counts = torch.unique_consecutive(group, return_counts=True)

@@ -191,10 +191,41 @@ def test_linear_kl_of_a_model_with_itself_is_exactly_zero():
     assert torch.equal(logp, logp_p)
 
 
-def test_linear_kl_has_no_gradient():
-    hidden, weight, _, targets = make()
-    hidden.requires_grad_()
-    assert not any(x.requires_grad for x in linear_kl(hidden, weight, hidden, weight, targets))
+@pytest.mark.parametrize("chunk", [None, 1, 21, 70])
+@pytest.mark.parametrize("options", OPTIONS, ids=IDS)
+def test_linear_kl_gradient_equals_the_plain_computation(options, chunk):
+    """On the policy's side alone: the reference and the other outputs carry none."""
+    options = dict(options)
+    shared = {k: options.pop(k) for k in ("temperature", "forbidden") if k in options}
+    hidden, weight, bias, targets = make(dtype=torch.float64)
+    hidden_q, weight_q, bias_q, _ = make(dtype=torch.float64, seed=1)
+    inputs = [x.requires_grad_() for x in (hidden, weight, bias)]
+    others = [x.requires_grad_() for x in (hidden_q, weight_q, bias_q)]
+    upstream = torch.linspace(-1, 2, len(targets), dtype=torch.float64)
+    sides = {f"{k}_{side}": v for k, v in options.items() for side in "pq"}
+    kl, *rest = linear_kl(
+        hidden,
+        weight,
+        hidden_q,
+        weight_q,
+        targets,
+        bias_p=bias,
+        bias_q=bias_q,
+        chunk=chunk,
+        **shared,
+        **sides,
+    )
+    got = torch.autograd.grad(kl @ upstream, [*inputs, *others], allow_unused=True)
+    logp = plain_logits(hidden, weight, bias, **options, **shared).log_softmax(-1)
+    logq = plain_logits(hidden_q, weight_q, bias_q, **options, **shared).log_softmax(-1).detach()
+    gap = torch.where(logp.isinf(), 0.0, logp - logq)
+    gap = torch.where(gap.isfinite(), gap, 0.0)
+    want_kl = (torch.where(logp.isinf(), 0.0, logp.exp()) * gap).sum(-1)
+    want = torch.autograd.grad(want_kl @ upstream, inputs)
+    torch.testing.assert_close(kl, want_kl)
+    for g, w in zip(got[:3], want, strict=True):
+        torch.testing.assert_close(g, w)
+    assert got[3:] == (None, None, None) and not any(x.requires_grad for x in rest)
 
 
 class LargestTensor(TorchDispatchMode):

@@ -14,7 +14,7 @@ from kleash.config import build
 from kleash.data.items import PromptIds
 from kleash.errors import RunError, UsageError
 from kleash.methods.base import Context, Models
-from kleash.methods.online import micro_batches, sample_prompts
+from kleash.methods.online import all_micro_batches, sample_prompts
 from kleash.methods.reinforce import Config, advantages_of, collect, loss
 from kleash.models import frozen_copy
 from kleash.training import train
@@ -136,9 +136,9 @@ def test_equation_5_and_6_by_hand_on_a_batch(tiny: Any) -> None:
     """
     models, options, batches = collected(tiny, beta=0.5, baseline="none")
     rollouts = sample_prompts(models, _prompts(models, tiny), options, torch.Generator().manual_seed(0))
-    (batch,) = batches.micro_batches
+    (batch,) = batches.updates[0].micro_batches
     scores = tiny.reward(rollouts.prompts, rollouts.responses)
-    order = micro_batches(rollouts, options)[0]
+    order = all_micro_batches(rollouts, options)[0]
     output = loss(models, batch, options)
     from kleash.models import response_logprobs
 
@@ -165,8 +165,8 @@ def _prompts(models: Models, tiny: Any) -> list[PromptIds]:
 def test_what_is_trained_is_bit_for_bit_what_was_sampled(tiny: Any) -> None:
     models, options, batches = collected(tiny)
     rollouts = sample_prompts(models, _prompts(models, tiny), options, torch.Generator().manual_seed(0))
-    (batch,) = batches.micro_batches
-    for place, row in enumerate(micro_batches(rollouts, options)[0]):
+    (batch,) = batches.updates[0].micro_batches
+    for place, row in enumerate(all_micro_batches(rollouts, options)[0]):
         sampled = rollouts.response_ids[row][rollouts.response_mask[row]]
         assert torch.equal(batch.batch.tokens[place][batch.batch.response_mask[place]], sampled)
 
@@ -174,7 +174,7 @@ def test_what_is_trained_is_bit_for_bit_what_was_sampled(tiny: Any) -> None:
 def test_unfinished_responses_can_be_left_out(tiny: Any) -> None:
     _, _, batches = collected(tiny, unfinished="drop", fixed_length=True)
     assert batches.metrics["responses/unused"] == (4.0, 4.0)
-    assert all(bool((batch.advantages == 0).all()) for batch in batches.micro_batches)
+    assert all(bool((batch.advantages == 0).all()) for batch in batches.updates[0].micro_batches)
 
 
 def test_report_58_combined_rewards_log_the_weighted_sum_and_the_parts(tiny: Any, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from kleash.methods import METHODS
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 WORDS = [
     "the", "a", "cat", "dog", "bird", "sat", "ran", "flew", "on", "over", "mat", "road", "tree", "good",
@@ -83,15 +85,15 @@ def count_good(prompts: list[str], responses: list[str]) -> list[float]:
     return [float(response.split().count("good")) for response in responses]
 
 
-ROWS = {"sft": demonstration_rows, "dpo": pair_rows, "reward": pair_rows, "reinforce": prompt_rows}
-ONLINE = {"reward": count_good, "batch_size": 8, "max_new_tokens": 6}
+ROWS = {"sft": demonstration_rows, "dpo": pair_rows, "reward": pair_rows}
+ONLINE = {"reward": count_good, "batch_size": 8, "max_new_tokens": 6, "samples_per_prompt": 4}
 
 
 def options(method: str, out: Path, **changes: Any) -> dict[str, Any]:
     """Options under which every method runs in a fraction of a second."""
     base: dict[str, Any] = {
         "model": (make_model(), make_tokenizer()),
-        "data": ROWS[method](),
+        "data": ROWS.get(method, prompt_rows)(),
         "out": str(out),
         "batch_size": 4,
         "learning_rate": 1e-2,
@@ -102,7 +104,7 @@ def options(method: str, out: Path, **changes: Any) -> dict[str, Any]:
         "max_new_tokens": 6,
         "eval_fraction": 0.2,
     }
-    return {**base, **(ONLINE if method == "reinforce" else {}), **changes}
+    return {**base, **(ONLINE if METHODS[method].online else {}), **changes}
 
 
 @pytest.fixture(autouse=True)

@@ -219,7 +219,6 @@ def linear_logprobs(
     return cast("tuple[Tensor, Tensor]", result)
 
 
-@torch.no_grad()
 def linear_kl(
     hidden_p: Tensor,
     weight_p: Tensor,
@@ -237,9 +236,10 @@ def linear_kl(
     forbidden: Tensor | Sequence[int] | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Exact KL(p‖q) over the vocabulary at each position, from two models' hidden states; no gradient.
+    """Exact KL(p‖q) over the vocabulary at each position, from two models' hidden states.
 
-    KL_m = Σ_v p_mv·(log p_mv - log q_mv)  (seed 004, Eq. 4, one position). Arguments ending in _p belong to
+    KL_m = Σ_v p_mv·(log p_mv - log q_mv)  (seed 004, Eq. 4, one position). Gradients reach the side p through
+    kl, once; q is a constant, and the other outputs carry none. Arguments ending in _p belong to
     the policy, in _q to the reference; each side is as in `linear_logprobs`, hidden widths may differ, the
     vocabulary may not. `temperature` and `forbidden` act on both sides: one support, one renormalisation.
     Returns kl, logp_p, logp_q (of the targets) and the entropy of p, each (M,), in nats. Equal inputs give
@@ -257,34 +257,90 @@ def linear_kl(
     head_q = _head(hidden_q, scale_q, softcap_q, temperature, forbidden, chunk, len(weight_q))
     _check_targets(targets, len(hidden_p), len(weight_p), head_p.forbidden)
     with torch.autocast(hidden_p.device.type, enabled=False):
+        result = _LinearKL.apply(
+            hidden_p, weight_p, bias_p, hidden_q.detach(), weight_q.detach(), bias_q, targets, head_p, head_q
+        )
+    return cast("tuple[Tensor, Tensor, Tensor, Tensor]", result)
+
+
+class _LinearKL(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_p: Tensor,
+        weight_p: Tensor,
+        bias_p: Tensor | None,
+        hidden_q: Tensor,
+        weight_q: Tensor,
+        bias_q: Tensor | None,
+        targets: Tensor,
+        head_p: _Head,
+        head_q: _Head,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         p = (hidden_p.to(head_p.dtype), weight_p, bias_p)
         q = (hidden_q.to(head_q.dtype), weight_q, bias_q)
-        return _linear_kl(p, head_p, q, head_q, targets)
+        at_p, at_q = head_p.target_logits(*p, targets), head_q.target_logits(*q, targets)
+        softmax_p, softmax_q = _RunningSoftmax(at_p), _RunningSoftmax(at_q)
+        gap = torch.zeros_like(at_p)  # Σ e^(z_p - m)·(z_p - z_q): differences first, or nearby models cancel
+        for start, stop in head_p.slices(len(targets), len(weight_p)):
+            z_p, z_q = head_p.logits(*p, start, stop), head_q.logits(*q, start, stop)
+            _put(z_p, at_p, z_q, at_q, targets, start, stop)
+            difference = z_p - z_q
+            softmax_q.add(z_q)
+            e, shrink = softmax_p.add(z_p)
+            gap = shrink * gap + _row_dot(e, difference)
+        log_p, log_q = softmax_p.log_total, softmax_q.log_total
+        kl = gap / softmax_p.total - (log_p - log_q)
+        others = at_p - log_p, at_q - log_q, softmax_p.entropy
+        ctx.heads = head_p, head_q
+        ctx.save_for_backward(
+            hidden_p, weight_p, bias_p, hidden_q, weight_q, bias_q, targets, at_p, at_q, log_p, log_q, kl
+        )
+        ctx.mark_non_differentiable(*others)
+        return kl, *others
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.autocast(upstream.device.type, enabled=False):
+            return *_kl_backward(ctx, upstream), None, None, None, None, None, None
 
 
-_Side = tuple[Tensor, Tensor, Tensor | None]  # hidden, weight, bias
+def _kl_backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """d KL_m / d z_mv = p_mv·(log p_mv - log q_mv - KL_m), slice by slice."""
+    hidden, weight, bias, hidden_q, weight_q, bias_q, targets, at_p, at_q, log_p, log_q, kl = (
+        ctx.saved_tensors
+    )
+    head, head_q = ctx.heads
+    h, h_q = hidden.to(head.dtype), hidden_q.to(head_q.dtype)
+    need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+    grad_hidden = torch.zeros_like(hidden, dtype=head.wide) if need_hidden else None
+    grad_weight = torch.zeros_like(weight) if need_weight else None
+    grad_bias = torch.zeros_like(bias) if need_bias else None
+    shift = (log_p - log_q + kl).unsqueeze(1)
+    for start, stop in head.slices(len(h), len(weight)):
+        z_p = head.logits(h, weight, bias, start, stop)
+        z_q = head_q.logits(h_q, weight_q, bias_q, start, stop)
+        _put(z_p, at_p, z_q, at_q, targets, start, stop)
+        slope = head.slope(z_p)
+        grad = z_q.neg_().add_(z_p).sub_(shift).mul_(upstream.unsqueeze(1))
+        grad = grad.mul_(z_p.sub_(log_p.unsqueeze(1)).exp_()).mul_(slope)
+        narrow = head.fill_forbidden(grad, start, stop, 0.0).to(head.dtype)
+        if grad_bias is not None:
+            grad_bias[start:stop] = grad.sum(0)
+        if grad_hidden is not None:
+            grad_hidden += torch.mm(narrow, weight[start:stop].to(head.dtype))
+        if grad_weight is not None:
+            grad_weight[start:stop] = torch.mm(narrow.t(), h)
+    return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, grad_bias
 
 
-def _linear_kl(
-    p: _Side, head_p: _Head, q: _Side, head_q: _Head, targets: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    at_p = head_p.target_logits(*p, targets)
-    at_q = head_q.target_logits(*q, targets)
-    softmax_p, softmax_q = _RunningSoftmax(at_p), _RunningSoftmax(at_q)
-    gap = torch.zeros_like(at_p)  # Σ e^(z_p - m)·(z_p - z_q): differences first, or nearby models cancel
-    for start, stop in head_p.slices(len(targets), len(p[1])):
-        z_p = head_p.logits(*p, start, stop)
-        z_q = head_q.logits(*q, start, stop)
-        rows, columns = _targets_inside(targets, start, stop)
-        z_p[rows, columns] = at_p[rows]
-        z_q[rows, columns] = at_q[rows]
-        difference = z_p - z_q
-        softmax_q.add(z_q)
-        e, shrink = softmax_p.add(z_p)
-        gap = shrink * gap + _row_dot(e, difference)
-    log_p, log_q = softmax_p.log_total, softmax_q.log_total
-    kl = gap / softmax_p.total - (log_p - log_q)
-    return kl, at_p - log_p, at_q - log_q, softmax_p.entropy
+def _put(
+    z_p: Tensor, at_p: Tensor, z_q: Tensor, at_q: Tensor, targets: Tensor, start: int, stop: int
+) -> None:
+    """Targets' logits, computed apart in the wide dtype, into their places in a slice of both sides."""
+    rows, columns = _targets_inside(targets, start, stop)
+    z_p[rows, columns], z_q[rows, columns] = at_p[rows], at_q[rows]
 
 
 def _head(

@@ -11,13 +11,37 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kleash.data.items import Example
 from kleash.data.sources import Kind
 from kleash.data.tokenise import Tokenised
 from kleash.methods.options import TrainConfig
+from kleash.models.value import ValueModel
 
 Sums = dict[
     str, tuple[float, float]
 ]  # name -> (sum, count): the mean over micro-batches and processes is sum / count
+
+
+@dataclass
+class Memory:
+    """What an online method carries from step to step: plain data, saved with every checkpoint, equal on all
+    processes.
+
+    beta: the KL coefficient as it stands, where it is controlled. tries: for each prompt by its row number,
+    [step, right, sampled] of each of its visits.
+    """
+
+    beta: float | None = None
+    tries: dict[int, list[list[int]]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON holds it (keys are texts there)."""
+        return {"beta": self.beta, "tries": {str(k): v for k, v in self.tries.items()}}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Take over what `to_json` gave."""
+        self.beta = record["beta"]
+        self.tries = {int(k): v for k, v in record["tries"].items()}
 
 
 @dataclass
@@ -32,6 +56,16 @@ class Models:
     reference_logps: Tensor | None = (
         None  # (items, responses of an item): log π_ref(y|x) by data-set position, if cached
     )
+    value: ValueModel | None = None  # PPO's estimate of the return
+    mixed: list[Example] = field(default_factory=list)  # demonstrations mixed in (PPO-ptx)
+    memory: Memory = field(default_factory=Memory)
+
+    @property
+    def learner(self) -> nn.Module:
+        """Everything that learns, under the names in checkpoints: the policy, and the value model if any."""
+        if self.value is None:
+            return self.policy
+        return nn.ModuleDict({"policy": self.policy, "value": self.value})
 
 
 @dataclass
@@ -45,12 +79,20 @@ class LossOutput:
 
 
 @dataclass
-class Collected:
-    """What an online method made of its prompts: micro-batches to train on, metrics, and samples worth
-    keeping.
-    """
+class Update:
+    """One gradient step's micro-batches, and the number of items that their summed losses are divided by."""
 
     micro_batches: list[Any]
+    items: float
+
+
+@dataclass
+class Step:
+    """One step's work on this process: an update of an offline method; of an online one, all the updates
+    that are made on its rollouts.
+    """
+
+    updates: list[Update]
     metrics: Sums = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
@@ -66,6 +108,7 @@ class Context:
     gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
     keep_samples: bool = False
     exact_kl: bool = False
+    more: Callable[[int], Sequence[Any]] = lambda count: []  # further prompts, where groups are resampled
 
 
 @dataclass(frozen=True)
@@ -73,10 +116,11 @@ class Method:
     """One row of the table of methods.
 
     kind: the rows it reads. tokenise(rows, tokenizer, config) -> Tokenised. loss(models, batch, config) ->
-    LossOutput and count(batch) -> items in it. An offline method has collate(items, pad_id, index) and
-    rows_per_item; an online one collect(models, prompts, config, context) instead, and probe, which measures
-    without making micro-batches. build(model, tokenizer, config) -> the module to train, the model itself
-    unless given. finish(policy, batches, config) -> a record kept with the model and in evaluation.json.
+    LossOutput. An offline method has collate(items, pad_id, index), count(batch) -> items in it, and
+    rows_per_item; an online one collect(models, prompts, config, context) -> Step instead, and probe, which
+    measures without making updates. build(model, tokenizer, config) -> the module to train, the model itself
+    unless given. prepare(models, config) adds what the method needs beside the policy. finish(policy,
+    batches, config) -> a record kept with the model and in evaluation.json.
     """
 
     name: str
@@ -85,13 +129,14 @@ class Method:
     kind: Kind
     tokenise: Callable[..., Tokenised[Any]]
     loss: Callable[[Models, Any, Any], LossOutput]
-    count: Callable[[Any], int]
     conventions: Callable[[Any], Mapping[str, str]]
     collate: Callable[..., Any] | None = None
+    count: Callable[[Any], int] | None = None
     rows_per_item: int = 1
-    collect: Callable[[Models, Sequence[Any], Any, Context], Collected] | None = None
-    probe: Callable[[Models, Sequence[Any], Any, Context], Collected] | None = None
+    collect: Callable[[Models, Sequence[Any], Any, Context], Step] | None = None
+    probe: Callable[[Models, Sequence[Any], Any, Context], Step] | None = None
     build: Callable[..., nn.Module] | None = None
+    prepare: Callable[[Models, Any], None] | None = None
     finish: Callable[[Any, Iterable[Any], Any], dict[str, Any]] | None = None
     initial_loss: Callable[[Any], float] | None = None
     notes: Callable[[Any], list[str]] = lambda config: []  # what a default takes for granted

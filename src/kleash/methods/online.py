@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from kleash.config import option, redefault
-from kleash.data.batches import Batch, plan_epoch
 from kleash.data.items import PromptIds
 from kleash.data.tokenise import tokenise_prompts
 from kleash.errors import UsageError
 from kleash.functional import kl_k3
 from kleash.measure.evaluation import Sample
-from kleash.methods.base import Collected, Context, Models, Sums, total
+from kleash.methods.base import Context, Models, Step, Sums, total
 from kleash.methods.options import TrainConfig
+from kleash.methods.policy_batch import micro_batches
 from kleash.models import PositionStats, batch_kl, batch_logprobs
 from kleash.rewards import Scores, call_reward
-from kleash.sampling import Rollouts, sample
+from kleash.sampling import Rollouts, join, sample
 
 
 @dataclass(kw_only=True)
@@ -67,73 +67,84 @@ class OnlineConfig(TrainConfig):
 
 
 @dataclass
-class PolicyBatch:
-    """Sampled responses with their advantages and log-probs as sampled, both (N, L) aligned with the trained
-    tokens.
-    """
-
-    batch: Batch
-    advantages: Tensor
-    logp: Tensor
-    temperature: float
-    forbidden: tuple[int, ...]
-
-    @property
-    def real_tokens(self) -> int:
-        """Tokens that are not padding."""
-        return self.batch.real_tokens
-
-    @property
-    def trained_tokens(self) -> int:
-        """Tokens that are targets."""
-        return self.batch.trained_tokens
-
-    def to(self, device: torch.device | str) -> PolicyBatch:
-        """The same batch with every tensor on `device`."""
-        return replace(
-            self,
-            batch=self.batch.to(device),
-            advantages=self.advantages.to(device),
-            logp=self.logp.to(device),
-        )
-
-    @classmethod
-    def of(cls, rollouts: Rollouts, advantages: Tensor, rows: list[int]) -> PolicyBatch:
-        """The given rows of rollouts with their rows of advantages (N, L), cut to the longest of them."""
-        part = rollouts.take(rows)
-        width = int(part.response_mask.sum(1).max())
-        logp = part.logp[:, :width]
-        return cls(part.to_batch(), advantages[rows, :width], logp, part.temperature, part.forbidden)
-
-
-@dataclass
 class Scored:
-    """Rollouts with what judges and reference say: log π_ref (N, L), which rows count, and their
-    micro-batches' row numbers.
+    """Rollouts with what judges and reference say, a row each.
+
+    scores, and gold where there is one; used (N,): the rows that count; numbers: the prompts' row numbers;
+    logp_ref (N, L): log π_ref of the sampled tokens, where it was asked for.
     """
 
     rollouts: Rollouts
-    parts: list[list[int]]
-    logp_ref: Tensor
     scores: Scores
     gold: Scores | None
     used: Tensor
+    numbers: list[int]
+    logp_ref: Tensor | None = None
+
+    def take(self, rows: list[int]) -> Scored:
+        """The given rows, in that order."""
+        return Scored(
+            self.rollouts.take(rows),
+            self.scores.take(rows),
+            None if self.gold is None else self.gold.take(rows),
+            self.used[rows],
+            [self.numbers[row] for row in rows],
+            None if self.logp_ref is None else self.logp_ref[rows],
+        )
 
 
-def probe(models: Models, prompts: Sequence[PromptIds], config: OnlineConfig, context: Context) -> Collected:
+def join_scored(parts: Sequence[Scored]) -> Scored:
+    """Several sets of rollouts as one, before the reference has seen them."""
+    golds = [part.gold for part in parts if part.gold is not None]
+    return Scored(
+        join([part.rollouts for part in parts]),
+        Scores.join([part.scores for part in parts]),
+        Scores.join(golds) if golds else None,
+        torch.cat([part.used for part in parts]),
+        [number for part in parts for number in part.numbers],
+    )
+
+
+def probe(models: Models, prompts: Sequence[PromptIds], config: OnlineConfig, context: Context) -> Step:
     """The metrics of `collect` on prompts that are not trained on."""
-    return Collected([], metrics_of(models, score(models, prompts, config, context), config, context))
+    scored = with_reference(models, score(models, prompts, config, context), config)
+    return Step([], metrics_of(models, scored, config, context))
 
 
 def score(models: Models, prompts: Sequence[PromptIds], config: OnlineConfig, context: Context) -> Scored:
-    """Sample responses and ask reference, reward and gold about them."""
+    """Sample responses and ask reward and gold about them."""
     assert models.reward is not None
     rollouts = sample_prompts(models, prompts, config, context.generator)
-    parts = micro_batches(rollouts, config)
     scores = call_reward(models.reward, rollouts, timeout=config.reward_timeout)
     gold = None if models.gold is None else call_reward(models.gold, rollouts, timeout=config.reward_timeout)
     used = scores.present if config.unfinished == "keep" else scores.present & rollouts.ended
-    return Scored(rollouts, parts, _reference_logprobs(models, rollouts, parts), scores, gold, used)
+    return Scored(rollouts, scores, gold, used, [prompts[g].number for g in rollouts.group.tolist()])
+
+
+def with_reference(models: Models, scored: Scored, config: OnlineConfig) -> Scored:
+    """The same with log π_ref of every sampled token, under the temperature and support it was sampled
+    with.
+    """
+    assert models.reference is not None
+    out = torch.zeros_like(scored.rollouts.logp)
+    for rows in all_micro_batches(scored.rollouts, config):
+        part = scored.rollouts.take(rows)
+        with torch.no_grad():
+            logp, _ = batch_logprobs(
+                models.reference,
+                part.to_batch().to(device_of(models)),
+                temperature=part.temperature,
+                forbidden=part.forbidden,
+            )
+        out[rows, : logp.shape[1]] = logp.float().to(out.device)
+    return replace(scored, logp_ref=out)
+
+
+def all_micro_batches(rollouts: Rollouts, config: OnlineConfig) -> list[list[int]]:
+    """Row numbers of each micro-batch over all rollouts."""
+    size = config.samples_per_prompt
+    groups = range(len(rollouts) // size)
+    return micro_batches(rollouts, groups, size, config.micro_batch_size, config.micro_batch_tokens)
 
 
 def sample_prompts(
@@ -162,60 +173,28 @@ def _column_names(prompts: Sequence[PromptIds]) -> list[str]:
     return list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
 
 
-def micro_batches(rollouts: Rollouts, config: OnlineConfig) -> list[list[int]]:
-    """Row numbers of each micro-batch: whole groups of one prompt, longest first, within the micro-batch
-    limits.
+def metrics_of(
+    models: Models, scored: Scored, config: OnlineConfig, context: Context, sampled: Scored | None = None
+) -> Sums:
+    """Drift and length of a step's rollouts, exact KL where the context asks for it; scores of all that was
+    `sampled`, also where only a part is trained on.
     """
-    size = _group_size(rollouts)
-    lengths = (rollouts.prompt_mask.sum(1) + rollouts.response_mask.sum(1)).view(-1, size).amax(1).tolist()
-    per_batch = None if config.micro_batch_size is None else max(1, config.micro_batch_size // size)
-    plan = plan_epoch(
-        lengths,
-        batch_size=len(lengths),
-        micro_batch_size=per_batch,
-        token_budget=config.micro_batch_tokens,
-        rows_per_item=size,
-        seed=0,
-        epoch=0,
-    )
-    return [[group * size + i for group in groups for i in range(size)] for groups in plan[0]]
-
-
-def _group_size(rollouts: Rollouts) -> int:
-    return len(rollouts) // int(rollouts.group.max() + 1)
-
-
-def _reference_logprobs(models: Models, rollouts: Rollouts, parts: list[list[int]]) -> Tensor:
-    """log π_ref of every sampled token, (N, L), under the temperature and support it was sampled with."""
-    assert models.reference is not None
-    out = torch.zeros_like(rollouts.logp)
-    for rows in parts:
-        part = rollouts.take(rows)
-        with torch.no_grad():
-            logp, _ = batch_logprobs(
-                models.reference,
-                part.to_batch().to(device_of(models)),
-                temperature=part.temperature,
-                forbidden=part.forbidden,
-            )
-        out[rows, : logp.shape[1]] = logp.float().to(out.device)
-    return out
-
-
-def metrics_of(models: Models, scored: Scored, config: OnlineConfig, context: Context) -> Sums:
+    sampled = sampled or scored
     rollouts, mask = scored.rollouts, scored.rollouts.response_mask
     metrics = {
-        "kl/k1": total(((rollouts.logp - scored.logp_ref) * mask).sum(1)),
-        "kl/k3": total((kl_k3(rollouts.logp, scored.logp_ref) * mask).sum(1)),
         "length/mean": total(mask.sum(1)),
         "ended/share": total(rollouts.ended),
         "responses/unused": total(~scored.used),
-        **_score_metrics("reward", scored.scores, config.samples_per_prompt),
+        **_score_metrics("reward", sampled.scores, config.samples_per_prompt),
     }
-    if scored.gold is not None:
-        metrics |= _score_metrics("gold", scored.gold, 1)
+    if sampled.gold is not None:
+        metrics |= _score_metrics("gold", sampled.gold, 1)
+    if scored.logp_ref is not None:
+        k3 = kl_k3(rollouts.logp, scored.logp_ref) * mask
+        metrics["kl/k1"] = total(((rollouts.logp - scored.logp_ref) * mask).sum(1))
+        metrics["kl/k3"], metrics["kl/token/max"] = total(k3.sum(1)), (float(k3.max()), 1.0)
     if context.exact_kl:
-        stats = [_exact(models, rollouts, rows) for rows in scored.parts]
+        stats = [_exact(models, rollouts, rows) for rows in all_micro_batches(rollouts, config)]
         metrics["kl/exact"] = (sum(float(s.kl.double().sum()) for s in stats), float(len(rollouts)))
     return metrics
 
@@ -264,7 +243,7 @@ def sample_rows(models: Models, scored: Scored, config: OnlineConfig) -> list[di
             tokens=[models.tokenizer.decode([token]) for token in ids],
             ids=ids,
             logp=_rounded(rollouts.logp[i, :length]),
-            logp_ref=_rounded(scored.logp_ref[i, :length]),
+            logp_ref=_rounded(stats.logp_ref[i, :length]),
             kl=_rounded(stats.kl[i, :length]),
             reward=_number(scored.scores, i),
             gold=None if scored.gold is None else _number(scored.gold, i),

@@ -13,18 +13,20 @@ from kleash.config import option, redefault
 from kleash.data.items import PromptIds
 from kleash.errors import UsageError
 from kleash.functional import position_baseline, reinforce_loss, returns_to_go, token_rewards
-from kleash.methods.base import Collected, Context, LossOutput, Method, Models, total
+from kleash.methods.base import Context, LossOutput, Method, Models, Step, Update, total
 from kleash.methods.online import (
     OnlineConfig,
-    PolicyBatch,
+    all_micro_batches,
     device_of,
     metrics_of,
     probe,
     sample_rows,
     score,
     tokenise,
+    with_reference,
 )
 from kleash.methods.options import TrainConfig
+from kleash.methods.policy_batch import PolicyBatch
 from kleash.models import batch_logprobs
 
 
@@ -63,17 +65,20 @@ def loss(models: Models, batch: PolicyBatch, config: Config) -> LossOutput:
     return LossOutput(per_token.sum(1), {"policy/sampler_gap": total(gap, float(mask.sum()))})
 
 
-def collect(models: Models, prompts: Sequence[PromptIds], config: Config, context: Context) -> Collected:
+def collect(models: Models, prompts: Sequence[PromptIds], config: Config, context: Context) -> Step:
     """Sample, score, and turn scores and log-ratios into advantages (Eq. 5, then returns to go)."""
-    scored = score(models, prompts, config, context)
+    scored = with_reference(models, score(models, prompts, config, context), config)
     rollouts, mask = scored.rollouts, scored.rollouts.response_mask
+    assert scored.logp_ref is not None
     values = torch.nan_to_num(scored.scores.values)  # a missing score counts nowhere: see advantages_of
     returns = returns_to_go(token_rewards(values, rollouts.logp, scored.logp_ref, config.beta, mask), mask)
     advantages = advantages_of(returns, mask, scored.used, config, context)
-    device = device_of(models)
-    batches = [PolicyBatch.of(rollouts, advantages, rows).to(device) for rows in scored.parts]
+    batches = [
+        PolicyBatch.of(rollouts, rows, scored.used, {"advantages": advantages}).to(device_of(models))
+        for rows in all_micro_batches(rollouts, config)
+    ]
     rows = sample_rows(models, scored, config) if context.keep_samples else []
-    return Collected(batches, metrics_of(models, scored, config, context), rows)
+    return Step([Update(batches, len(rollouts))], metrics_of(models, scored, config, context), rows)
 
 
 def advantages_of(returns: Tensor, mask: Tensor, used: Tensor, config: Config, context: Context) -> Tensor:
@@ -124,7 +129,6 @@ METHOD = Method(
     kind="prompts",
     tokenise=tokenise,
     loss=loss,
-    count=lambda batch: len(batch.batch),
     collect=collect,
     probe=probe,
     conventions=_conventions,

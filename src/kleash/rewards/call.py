@@ -54,6 +54,22 @@ class Scores:
         """(N,) bool: the responses that have a score."""
         return ~self.values.isnan()
 
+    def take(self, rows: Sequence[int]) -> Scores:
+        """The scores of some responses, in that order; `hung` stays that of the whole call."""
+        values = self.values[list(rows)]
+        parts = {name: part[list(rows)] for name, part in self.parts.items()}
+        return Scores(values, int(values.isnan().sum()), parts, self.hung)
+
+    @classmethod
+    def join(cls, several: Sequence[Scores]) -> Scores:
+        """The scores of several calls of one reward, one after another."""
+        return cls(
+            torch.cat([scores.values for scores in several]),
+            sum(scores.missing for scores in several),
+            {name: torch.cat([scores.parts[name] for scores in several]) for name in several[0].parts},
+            sum(scores.hung for scores in several),
+        )
+
 
 def reward_name(reward: object) -> str:
     """A short name for logs: the function's own, that inside a partial, an object's `name`, or its class."""

@@ -127,7 +127,7 @@ def _start(job: Job, run: Run, loop: Loop, console: Console) -> None:
     if config.resume:
         _check_same_inputs(run, job)
         newest = checkpoints(run.checkpoints)[-1]
-        state = load_checkpoint(newest, job.models.policy, loop.optimizer)
+        state = load_checkpoint(newest, job.models.learner, loop.optimizer)
         if config.schedule != "constant" and state["total_steps"] != job.total_steps:
             raise UsageError(
                 f"resume=true with {job.total_steps} steps, but the run was started with "

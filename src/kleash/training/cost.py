@@ -29,10 +29,11 @@ class Cost:
 
 def estimate_cost(job: Job) -> Cost:
     """Try the first micro-batch; nothing is updated. Activations are what it keeps for the backward pass."""
-    trained = sum(p.numel() * p.element_size() for p in trainable(job.models.policy).values())
+    trained = sum(p.numel() * p.element_size() for p in trainable(job.models.learner).values())
     seconds, activations = _try_step(job)
     parts = {
         "weights": _bytes(job.models.policy),
+        "value": _bytes(job.models.value),
         "gradients": trained,
         "optimizer": 2 * trained,
         "reference": _bytes(job.models.reference),
@@ -52,7 +53,7 @@ def _try_step(job: Job) -> tuple[float, int]:
     """Seconds of a step, extrapolated from its first micro-batch, and bytes kept for the backward pass."""
     started = time.perf_counter()
     with autocast(job.config.dtype, job.processes.device.type):
-        batches = job.feed.step(1).micro_batches
+        batches = [batch for update in job.feed.step(1).updates for batch in update.micro_batches]
     collecting = time.perf_counter() - started
     kept: dict[int, int] = {}
 
@@ -61,13 +62,13 @@ def _try_step(job: Job) -> tuple[float, int]:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    weights = {p.untyped_storage().data_ptr() for p in job.models.policy.parameters()}
+    weights = {p.untyped_storage().data_ptr() for p in job.models.learner.parameters()}
     started = time.perf_counter()
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         with autocast(job.config.dtype, job.processes.device.type):
             loss = job.method.loss(job.models, batches[0], job.config).per_item.sum()
         loss.backward()
     seconds = time.perf_counter() - started
-    for parameter in job.models.policy.parameters():
+    for parameter in job.models.learner.parameters():
         parameter.grad = None
     return collecting + seconds * len(batches), sum(size for at, size in kept.items() if at not in weights)

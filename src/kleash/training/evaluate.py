@@ -26,7 +26,7 @@ def evaluate_held_out(job: Job) -> Sums:
     with autocast(job.config.dtype, job.processes.device.type):
         work = job.feed.held_out()
         sums = dict(work.metrics)
-        for batch in work.micro_batches:
+        for batch in (batch for update in work.updates for batch in update.micro_batches):
             output = job.method.loss(job.models, batch, job.config)
             add_sums(sums, {"loss": total(output.per_item), **output.metrics})
     policy.train(job.config.dropout)
@@ -60,4 +60,5 @@ def finish_model(job: Job) -> dict[str, Any]:
     assert job.method.finish is not None
     policy = job.models.policy.eval()
     with torch.no_grad(), autocast(job.config.dtype, job.processes.device.type):
-        return job.method.finish(policy, job.feed.held_out().micro_batches, job.config)
+        batches = [batch for update in job.feed.held_out().updates for batch in update.micro_batches]
+        return job.method.finish(policy, batches, job.config)

@@ -6,26 +6,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from kleash.data import plan_epoch
 from kleash.errors import UsageError
-from kleash.methods.base import Collected, Context, Method, Models, Sums
+from kleash.methods.base import Context, Method, Models, Step, Update
+from kleash.methods.curriculum import draw
 from kleash.methods.options import TrainConfig
 from kleash.training.processes import Processes
-
-
-@dataclass
-class Step:
-    """One optimizer step's work on this process."""
-
-    micro_batches: list[Any]
-    metrics: Sums = field(default_factory=dict)
-    samples: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Feed(Protocol):
@@ -68,12 +59,17 @@ class OfflineFeed:
         epoch, within = divmod(number - 1, int(self.steps_per_epoch))
         if epoch != self._epoch:
             self._plan, self._epoch = self.plan(self.train, self.config.seed, epoch), epoch
-        return Step(list(self.batches(self._plan[within])))
+        return Step([self._update(self._plan[within])])
 
     def held_out(self) -> Step:
         """Every held-out item once."""
         plan = self.plan(self.eval, 0, 0) if self.eval else []
-        return Step([batch for rows in plan for batch in self.batches(rows)])
+        return Step([self._update(rows) for rows in plan])
+
+    def _update(self, micro_batches: list[list[int]]) -> Update:
+        assert self.method.count is not None
+        batches = list(self.batches(micro_batches))
+        return Update(batches, sum(self.method.count(batch) for batch in batches))
 
     def plan(self, positions: range, seed: int, epoch: int) -> list[list[list[int]]]:
         """This process's share of an epoch over some positions: steps of micro-batches of positions."""
@@ -124,17 +120,19 @@ class OnlineFeed:
     def step(self, number: int) -> Step:
         """Sample and score this process's prompts of step `number`."""
         share = self.per_step // self.processes.world
-        start = (number - 1) * self.per_step + self.processes.rank * share
-        prompts = [self.prompts[self._visit(start + i)] for i in range(share)]
+        self.models.policy.eval()
+        mine = self._places(number)[self.processes.rank * share :][:share]
+        prompts = [self.prompts[place] for place in mine]
         context = Context(
             step=number,
             generator=torch.Generator().manual_seed(step_seed(self.config.seed, number, self.processes.rank)),
             gather=self.processes.gather,
             keep_samples=self.processes.main and (number == 1 or number % self.config.samples_every == 0),
             exact_kl=number == 1 or number % self.config.log_exact_kl_every == 0,
+            more=self._further(number, mine),
         )
         assert self.method.collect is not None
-        return _as_step(self.method.collect(self.models, prompts, self.config, context))
+        return self.method.collect(self.models, prompts, self.config, context)
 
     def held_out(self) -> Step:
         """Sample and score the held-out prompts; the same draws each time, so that evaluations differ by the
@@ -150,7 +148,27 @@ class OnlineFeed:
             exact_kl=True,
         )
         assert self.method.probe is not None
-        return _as_step(self.method.probe(self.models, prompts, self.config, context))
+        return self.method.probe(self.models, prompts, self.config, context)
+
+    def _places(self, number: int) -> list[int]:
+        """Positions of all processes' prompts of a step: all prompts in turn, or drawn by the curriculum."""
+        config = self.config
+        if getattr(config, "curriculum", "off") == "off":
+            return [self._visit((number - 1) * self.per_step + i) for i in range(self.per_step)]
+        numbers = [prompt.number for prompt in self.prompts]
+        limits = config.retire_after, config.revisit_every
+        return draw(self.models.memory, numbers, self.per_step, number, config.seed, *limits)
+
+    def _further(self, number: int, taken: list[int]) -> Callable[[int], list[Any]]:
+        """Prompts for groups that are sampled again: others than this process's own, in the step's order."""
+        others = [place for place in range(len(self.prompts)) if place not in set(taken)]
+        random.Random(f"{self.config.seed}/further/{number}/{self.processes.rank}").shuffle(others)
+
+        def more(count: int) -> list[Any]:
+            chosen, others[:] = others[:count], others[count:]
+            return [self.prompts[place] for place in chosen]
+
+        return more
 
     def _visit(self, place: int) -> int:
         """The prompt at a place of the endless sequence of shuffled epochs."""
@@ -160,7 +178,3 @@ class OnlineFeed:
             random.Random(f"{self.config.seed}/{epoch}").shuffle(self._order)
             self._epoch = epoch
         return self._order[within]
-
-
-def _as_step(collected: Collected) -> Step:
-    return Step(collected.micro_batches, collected.metrics, collected.samples)

@@ -18,13 +18,13 @@ import numpy
 import torch
 
 from kleash.errors import RunError
-from kleash.methods.base import Sums, total
+from kleash.methods.base import Sums, Update, total
 from kleash.models import autocast
 from kleash.run import Run
 from kleash.training.checkpoint import save_checkpoint
 from kleash.training.console import Bar, Console
 from kleash.training.evaluate import evaluate_held_out
-from kleash.training.feed import Step, step_seed
+from kleash.training.feed import step_seed
 from kleash.training.interrupt import Interrupt, Interrupted
 from kleash.training.optimizer import clip_gradient, learning_rate, make_optimizer, trainable
 from kleash.training.processes import add_sums, means
@@ -39,8 +39,8 @@ class Loop:
 
     def __init__(self, job: Job, run: Run, console: Console) -> None:
         self.job, self.run, self.console = job, run, console
-        self.optimizer = make_optimizer(job.models.policy, job.config)
-        self.parameters = list(trainable(job.models.policy).values())
+        self.optimizer = make_optimizer(job.models.learner, job.config)
+        self.parameters = list(trainable(job.models.learner).values())
         self.done, self.seconds, self.tokens = 0, 0.0, 0
         self.held_out: dict[str, float] = {}  # the latest evaluation
         self.watch = Watch()
@@ -48,6 +48,7 @@ class Loop:
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's counters (its tensors are in place already)."""
         self.done, self.seconds, self.tokens = state["step"], state["seconds"], state["tokens"]
+        self.job.models.memory.restore(state["memory"])
 
     def train(self) -> None:
         """All remaining steps. Raises Interrupted after a Ctrl-C, with the step finished and saved."""
@@ -72,16 +73,22 @@ class Loop:
                     )
 
     def _step(self, number: int, total_steps: int) -> dict[str, Any]:
-        """One optimizer step; returns its row of metrics."""
+        """One step: all updates on one batch of rows, or of rollouts; returns its row of metrics."""
         job, started = self.job, time.perf_counter()
         seed_everything(step_seed(job.config.seed, number, job.processes.rank))
         with autocast(job.config.dtype, job.processes.device.type):
             step = job.feed.step(number)
         collected = time.perf_counter()
         job.models.policy.train(job.config.dropout)
-        sums, trained, real = self._accumulate(step)
         rate = learning_rate(number, total_steps, job.config)
-        norm = self._update(number, rate, sums)
+        sums, trained, real = dict(step.metrics), 0, 0
+        for update in step.updates:
+            more, tokens = self._accumulate(update)
+            trained, real = trained + tokens[0], real + tokens[1]
+            self._take(number, rate, more)
+            add_sums(sums, more)
+        sums = job.processes.merge(sums)
+        trained, real = int(job.processes.sum(trained)), int(job.processes.sum(real))
         elapsed = time.perf_counter() - started
         self.done, self.seconds, self.tokens = number, self.seconds + elapsed, self.tokens + trained
         if job.processes.main and step.samples:
@@ -97,32 +104,34 @@ class Loop:
             "loss": values.pop("loss", 0.0),
             **values,
             "optim/learning_rate": rate,
-            "optim/grad_norm": norm,
             "time/step": elapsed,
             **({"time/collect": collected - started} if job.method.online else {}),
             "tokens/trained": self.tokens,
             "tokens/per_second": real / elapsed,
         }
 
-    def _accumulate(self, step: Step) -> tuple[Sums, int, int]:
-        """Gradients of the step's loss; its metrics, trained tokens and real tokens over all processes."""
+    def _accumulate(self, update: Update) -> tuple[Sums, tuple[int, int]]:
+        """The gradient of an update's loss; this process's metrics, and its trained and real tokens."""
         job = self.job
-        items = job.processes.sum(sum(job.method.count(batch) for batch in step.micro_batches))
-        sums, trained, real = dict(step.metrics), 0, 0
-        for batch in step.micro_batches:
+        items = job.processes.sum(update.items)
+        sums: Sums = {"loss": (0.0, float(update.items))}
+        trained, real = 0, 0
+        for batch in update.micro_batches:
             with autocast(job.config.dtype, job.processes.device.type):
                 output = job.method.loss(job.models, batch, job.config)
             (output.per_item.float().sum() / max(items, 1.0)).backward()
-            add_sums(sums, {"loss": total(output.per_item), **output.metrics})
+            add_sums(sums, {"loss": (total(output.per_item)[0], 0.0), **output.metrics})
             trained, real = trained + batch.trained_tokens, real + batch.real_tokens
         job.processes.sum_gradients(self.parameters)
-        return job.processes.merge(sums), int(job.processes.sum(trained)), int(job.processes.sum(real))
+        return sums, (trained, real)
 
-    def _update(self, number: int, rate: float, sums: Sums) -> float:
-        """Clip, step, forget the gradient; returns its length. A gradient that is not finite stops the run
-        untouched.
+    def _take(self, number: int, rate: float, sums: Sums) -> None:
+        """Clip, step, forget the gradient; its length joins the metrics. A gradient that is not finite stops
+        the run untouched.
         """
         norm = float(clip_gradient(self.parameters, self.job.config.max_grad_norm))
+        # The same on every process, so it is counted once for all.
+        sums["optim/grad_norm"] = (norm, 1.0) if self.job.processes.main else (0.0, 0.0)
         if not math.isfinite(norm):
             raise RunError(
                 f"step {number}: the gradient is not finite (length {norm}, loss {means(sums).get('loss')}), "
@@ -134,7 +143,6 @@ class Loop:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def _log(self, row: dict[str, Any], bar: Bar, always: bool) -> None:
         bar.update(self.done, row)
@@ -160,11 +168,16 @@ class Loop:
     def save(self) -> None:
         """Write a checkpoint; the others wait for the main process."""
         if self.job.processes.main:
-            state = {"seconds": self.seconds, "tokens": self.tokens, "total_steps": self.job.total_steps}
+            state = {
+                "seconds": self.seconds,
+                "tokens": self.tokens,
+                "total_steps": self.job.total_steps,
+                "memory": self.job.models.memory.to_json(),
+            }
             save_checkpoint(
                 self.run.checkpoints,
                 self.done,
-                self.job.models.policy,
+                self.job.models.learner,
                 self.optimizer,
                 state,
                 self.job.config.keep_checkpoints,

@@ -33,7 +33,7 @@ PACKAGES = (
 def manifest(job: Job) -> dict[str, Any]:
     """The manifest of a run, as plain data."""
     config, processes = job.config, job.processes
-    parameters = trainable(job.models.policy)
+    parameters = trainable(job.models.learner)
     return {
         "method": job.method.name,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -44,7 +44,7 @@ def manifest(job: Job) -> dict[str, Any]:
         "steps": job.total_steps,
         "dtype": {"weights": "float32", "products": str(compute_dtype(config.dtype)).removeprefix("torch.")},
         "parameters": {
-            "total": sum(p.numel() for p in job.models.policy.parameters()),
+            "total": sum(p.numel() for p in job.models.learner.parameters()),
             "trained": sum(p.numel() for p in parameters.values()),
         },
         "models": job.identities,

@@ -153,7 +153,7 @@ def _parts(item: Any) -> list[tuple[list[int], list[int], list[bool]]]:
 
 def _first_batches(job: Job) -> list[Any]:
     assert isinstance(job.feed, OfflineFeed)
-    return job.feed.step(1).micro_batches[:FIRST_BATCHES]
+    return job.feed.step(1).updates[0].micro_batches[:FIRST_BATCHES]
 
 
 def _prompt_untrained(job: Job) -> Finding | None:

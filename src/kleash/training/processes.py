@@ -139,10 +139,15 @@ class Processes:
 
 
 def add_sums(into: Sums, more: Sums) -> None:
-    """Add (sum, count) pairs by name, in place."""
+    """Add (sum, count) pairs by name, in place; of names that end in /max the largest is kept."""
     for name, (value, count) in more.items():
-        have = into.get(name, (0.0, 0.0))
-        into[name] = (have[0] + value, have[1] + count)
+        have = into.get(name)
+        if have is None:
+            into[name] = (value, count)
+        elif name.endswith("/max"):
+            into[name] = (max(have[0], value), count)
+        else:
+            into[name] = (have[0] + value, have[1] + count)
 
 
 def means(sums: Sums) -> dict[str, float]:

@@ -91,6 +91,10 @@ def prepare(method: Method, config: Any, processes: Processes) -> Job:
     load_reference = _reference_loader(config, start, policy, tokenizer, processes)
     models = Models(policy, tokenizer, reward=_judge("reward", config, tokenizer, processes))
     models.gold = _judge("gold", config, tokenizer, processes)
+    if method.prepare is not None:
+        method.prepare(models, config)
+        models.learner.to(processes.device)
+        processes.equalise(models.learner.parameters())
     feed = _feed(method, models, data, held_out, config, processes)
     job = Job(method, config, processes, models, load_reference, feed, data, held_out, [], identities)
     job.notes += method.notes(config)
