@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.job import ROOT, Answer, Job, Side, Task, run_job
 from benchmarks.machine import commit, machine, today
-from benchmarks.rows import write_prompts, write_rows
+from benchmarks.rows import GROUP, write_prompts, write_questions, write_rows
 from benchmarks.sampling import RESPONSES
 from benchmarks.summary import (
     Accuracy,
@@ -34,13 +34,17 @@ TASKS: dict[str, tuple[Task, ...]] = {
     "sft": ("sft",),
     "reward": ("reward",),
     "dpo": ("dpo", "dpo-cached"),
+    "grpo": ("grpo",),
+    "rloo": ("rloo",),
     "sampling": ("sampling-grouped", "sampling-distinct"),
 }
 CHOICES = (*TASKS, "accuracy")
-BATCH = {"sft": 8, "reward": 4, "dpo": 4}
+BATCH = {"sft": 8, "reward": 4, "dpo": 4, "grpo": 64, "rloo": 64}
+OFFLINE = ("sft", "reward", "dpo")
 TRAINERS: tuple[Side, ...] = ("kleash", "trl")
 SAMPLERS: tuple[Side, ...] = ("kleash", "generate-autocast", "generate-bfloat16")
 DATA = ROOT.parent / "shared" / "data" / "hh-rlhf-harmless-test.jsonl.gz"
+QUESTIONS = ROOT.parent / "shared" / "data" / "gsm8k-test.jsonl"
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -54,6 +58,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--batches", type=int, default=4, help="batches whose loss is compared (accuracy)")
     parser.add_argument("--model", default="smollm2-135m", help="model folder, hub id or bundled model")
     parser.add_argument("--data", type=Path, default=DATA, help="preference pairs, any form KLeash reads")
+    parser.add_argument("--questions", type=Path, default=QUESTIONS, help="problems to sample answers to")
     parser.add_argument("--max-length", type=int, default=256, help="longest row in tokens")
     parser.add_argument("--prompt-length", type=int, default=128, help="longest prompt in tokens (sampling)")
     parser.add_argument("--threads", type=int, default=2)
@@ -129,7 +134,11 @@ def prepare(session: Session) -> None:
     """Write the rows and prompts that the asked-for tasks need."""
     o = session.options
     steps = max(o.warm_up + o.steps, o.batches)
-    write_rows(o.data, session.folder, session.model, o.max_length, steps * max(BATCH.values()))
+    if set(o.tasks) & {*OFFLINE, "accuracy"}:
+        count = steps * max(BATCH[task] for task in OFFLINE)
+        write_rows(o.data, session.folder, session.model, o.max_length, count)
+    if set(o.tasks) & {"grpo", "rloo"}:
+        write_questions(o.questions, session.folder, (o.warm_up + o.steps) * BATCH["grpo"] // GROUP)
     if "sampling" in o.tasks:
         write_prompts(o.data, session.folder, session.model, o.prompt_length, RESPONSES)
 
@@ -169,7 +178,7 @@ def write(
 def header(options: argparse.Namespace) -> dict[str, Any]:
     """Command, commit, machine and settings."""
     settings = {key: str(v) if isinstance(v, Path) else v for key, v in vars(options).items() if key != "out"}
-    settings["data"] = options.data.name
+    settings |= {"data": options.data.name, "questions": options.questions.name}
     return {
         "command": options.command,
         "commit": commit(),
@@ -215,7 +224,10 @@ def _method(o: argparse.Namespace) -> str:
         f"float32 weights, fused AdamW, gradient checkpointing off; {allocator}. Ours is `kleash.train` with "
         "its checks before step 1 and its save at the end; TRL's trainer saves too. Tokens are those of the "
         "rows without padding, a pair's prompt counted twice on both sides. Peak memory is the process's "
-        f"VmHWM. Sampling: {RESPONSES} responses of 48 tokens, prompts of at most {o.prompt_length} tokens, "
+        f"VmHWM. GRPO and RLOO: 8 problems of {o.questions.name} × 8 responses of 48 tokens, end token ruled "
+        "out, a reward that costs nothing, beta 0, 4 micro-batches, one gradient step a rollout on both "
+        "sides; a step is sampling, scoring, backward and update, and its tokens are the sampled ones. "
+        f"Sampling: {RESPONSES} responses of 48 tokens, prompts of at most {o.prompt_length} tokens, "
         "8 prompts × 8 or 64 prompts × 1; a step is one call, and `generate` is shown at the faster of "
         "autocast and bfloat16 weights.\n"
     )

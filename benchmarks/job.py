@@ -14,7 +14,7 @@ from typing import Any, Literal
 from kleash.errors import RunError
 
 ROOT = Path(__file__).resolve().parents[1]
-Task = Literal["sft", "reward", "dpo", "dpo-cached", "sampling-grouped", "sampling-distinct"]
+Task = Literal["sft", "reward", "dpo", "dpo-cached", "grpo", "rloo", "sampling-grouped", "sampling-distinct"]
 Side = Literal["kleash", "trl", "generate-autocast", "generate-bfloat16"]
 
 
@@ -44,7 +44,13 @@ class Job:
     @property
     def rows(self) -> Path:
         """The file of rows it trains on."""
-        return Path(self.folder) / ("demonstrations.jsonl" if self.task == "sft" else "pairs.jsonl")
+        names = {"sft": "demonstrations", "grpo": "questions", "rloo": "questions"}
+        return Path(self.folder) / f"{names.get(self.task, 'pairs')}.jsonl"
+
+    @property
+    def online(self) -> bool:
+        """Whether the task trains on what it samples."""
+        return self.task in ("grpo", "rloo")
 
 
 @dataclass

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import Answer, Job
-from benchmarks.rows import planned_steps
+from benchmarks.rows import GROUP, MICRO_BATCHES, planned_steps, vowels
 from kleash.training import train as kleash_train
 
 
@@ -18,7 +18,10 @@ def train(job: Job) -> Answer:
     elapsed = time.perf_counter() - started
     rows = [row for row in run.metrics if row["split"] == "train"]
     seconds = [row["time/step"] for row in rows]
-    tokens = planned_steps(job.rows, job.method, job.model, job.max_length, job.batch_size).tokens
+    if job.online:
+        tokens = [job.batch_size * job.new_tokens] * job.steps
+    else:
+        tokens = planned_steps(job.rows, job.method, job.model, job.max_length, job.batch_size).tokens
     return Answer(
         seconds, tokens[: job.steps], [row["loss"] for row in rows], start_seconds=elapsed - sum(seconds)
     )
@@ -29,6 +32,12 @@ def options(job: Job) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if job.method == "dpo":
         extra["cache_reference"] = job.task == "dpo-cached"
+    if job.online:
+        extra = {
+            "reward": vowels, "beta": 0.0, "samples_per_prompt": GROUP, "max_new_tokens": job.new_tokens,
+            "fixed_length": True, "micro_batch_size": job.batch_size // MICRO_BATCHES,
+            "log_exact_kl_every": job.steps + 1, "samples_every": job.steps + 1, "samples_kept": 0,
+        }  # fmt: skip
     if job.method == "reward":
         extra["eval_data"] = str(Path(job.folder) / "held-out.jsonl")
     return {

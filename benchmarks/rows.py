@@ -12,6 +12,8 @@ from kleash.data.items import Example, Pair
 from kleash.errors import UsageError
 from kleash.models.load import load_tokenizer
 
+GROUP = 8  # responses to a prompt
+MICRO_BATCHES = 4  # of a step that trains on its own samples, on both sides
 HELD_OUT_PAIRS = 2  # a reward model ends by scoring held-out pairs; as few as it accepts
 
 
@@ -47,6 +49,19 @@ def write_prompts(source: Path, folder: Path, model: str, max_length: int, count
     if len(distinct) < count:
         raise UsageError(f"{source} has {len(distinct)} prompts of at most {max_length} tokens, not {count}.")
     write_lines(folder / "prompts.jsonl", distinct[:count])
+
+
+def write_questions(source: Path, folder: Path, count: int) -> None:
+    """The first `count` grade-school problems as prompts. UsageError where there are fewer."""
+    rows = read_rows(source, "prompts").rows
+    if len(rows) < count:
+        raise UsageError(f"{source} has {len(rows)} problems, not {count}: take fewer steps.")
+    write_lines(folder / "questions.jsonl", [{"prompt": row.prompt} for row in rows[:count]])
+
+
+def vowels(completions: list[str], **columns: Any) -> list[float]:
+    """A reward that costs nothing and tells any two responses apart: the share of vowels."""
+    return [sum(c in "aeiou" for c in text) / max(1, len(text)) for text in completions]
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.job import Answer, Job
-from benchmarks.rows import read_lines
+from benchmarks.rows import GROUP, read_lines
 from kleash.data.tokenise import pad_id
 from kleash.errors import RunError
 from kleash.models import autocast, load_model
 from kleash.sampling import left_pad, sample
 
 RESPONSES = 64
-GROUP = 8
 
 
 def request(job: Job) -> tuple[list[list[int]], int]:

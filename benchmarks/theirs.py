@@ -20,10 +20,21 @@ from transformers import (
     PrinterCallback,
     TrainerCallback,
 )
-from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+from trl import (
+    DPOConfig,
+    DPOTrainer,
+    GRPOConfig,
+    GRPOTrainer,
+    RewardConfig,
+    RewardTrainer,
+    RLOOConfig,
+    RLOOTrainer,
+    SFTConfig,
+    SFTTrainer,
+)
 
 from benchmarks.job import Answer, Job
-from benchmarks.rows import planned_steps
+from benchmarks.rows import GROUP, MICRO_BATCHES, planned_steps, read_lines, vowels
 from kleash.data.items import Example, Pair
 
 
@@ -66,6 +77,8 @@ def recorded(kind: Any) -> Any:
 
 def train(job: Job) -> Answer:
     """Times and losses of every step of the trainer."""
+    if job.online:
+        return train_online(job)
     started = time.perf_counter()
     steps = planned_steps(job.rows, job.method, job.model, job.max_length, job.batch_size).take(job.steps)
     clock = StepClock()
@@ -76,6 +89,43 @@ def train(job: Job) -> Answer:
     trainer.save_model(str(Path(job.out) / "model"))
     assert clock.first is not None
     return Answer(clock.seconds, steps.tokens, trainer.losses, start_seconds=clock.first - started)
+
+
+def train_online(job: Job) -> Answer:
+    """Times and losses of every step of GRPO or RLOO: sampling, scoring, backward, update."""
+    started = time.perf_counter()
+    clock = StepClock()
+    questions = [row["prompt"] for row in read_lines(job.rows)]
+    common = {
+        **arguments(job),
+        "per_device_train_batch_size": job.batch_size // MICRO_BATCHES,
+        "gradient_accumulation_steps": MICRO_BATCHES,
+        "num_generations": GROUP,
+        "max_completion_length": job.new_tokens,
+        "generation_kwargs": {"min_new_tokens": job.new_tokens},
+        "temperature": 1.0,
+        "beta": 0.0,
+        "shuffle_dataset": False,
+    }
+    for name in ("max_length", "train_sampling_strategy"):
+        del common[name]
+    kind, config = (GRPOTrainer, GRPOConfig) if job.task == "grpo" else (RLOOTrainer, RLOOConfig)
+    model = AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32)
+    trainer = recorded(kind)(
+        model=model,
+        reward_funcs=vowels,
+        args=config(**common),
+        train_dataset=Dataset.from_list([{"prompt": text} for text in questions]),
+        processing_class=AutoTokenizer.from_pretrained(job.model, padding_side="left"),
+    )
+    trainer.add_callback(clock)
+    trainer.remove_callback(PrinterCallback)
+    trainer.train()
+    trainer.save_model(str(Path(job.out) / "model"))
+    assert clock.first is not None
+    tokens = [job.batch_size * job.new_tokens] * job.steps
+    losses = [sum(trainer.losses[i * MICRO_BATCHES : (i + 1) * MICRO_BATCHES]) for i in range(job.steps)]
+    return Answer(clock.seconds, tokens, losses, start_seconds=clock.first - started)
 
 
 def make_trainer(job: Job, items: list[Any]) -> Any:

@@ -49,7 +49,7 @@ def test_the_planned_steps_are_those_of_a_run(method: str, size: int, tmp_path: 
     job = prepare(found, found.config(**options, **extra), Processes())
     assert found.collate is not None
     for number, (items, tokens) in enumerate(zip(planned.items, planned.tokens, strict=True), 1):
-        (batch,) = job.feed.step(number).micro_batches
+        (batch,) = job.feed.step(number).updates[0].micro_batches
         assert batch.real_tokens == tokens
         expected = found.collate(items, pad_id(job.models.tokenizer))
         assert batch.tokens.tolist() == expected.tokens.tolist()
