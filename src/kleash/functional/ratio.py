@@ -18,15 +18,15 @@ def importance_ratio(
 ) -> Tensor:
     """ρ = π/π_old, by token or one a sequence, for the surrogates of PPO, GRPO and GSPO.
 
-      token     exp(logp_t - logp_old_t)                             d ρ_t/d logp_t = ρ_t
+      token     exp(logp_t - logp_old_t)                               d ρ_t/d logp_t = ρ_t
       sequence  exp((1/m)·Σ_t (logp_t - logp_old_t)), m real tokens  d ρ/d logp_t = ρ/m
 
-    "sequence" is GSPO's (https://arxiv.org/abs/2507.18071, Eq. 7), the geometric mean of the token ratios:
-    it does not grow with length. Each token of the row holds it, so "sequence-token-mean" over the tokens
-    gives ρ·A its full gradient, and advantages are to be one a sequence. logp, logp_old, mask (N, L) ->
-    (N, L); masked slots, and rows without tokens, are 1 and carry no gradient. The log-ratio is clamped from
-    above at RATIO_LIMIT, beyond which the ratio is constant and without gradient. Raises ValueError if
-    logp_old requires grad.
+    "sequence" is GSPO's (https://arxiv.org/abs/2507.18071), the geometric mean of the token ratios: it does
+    not grow with length. Every token of the row holds it, so that "sequence-token-mean" over tokens gives
+    ρ·A its whole gradient; advantages are then one a sequence. logp, logp_old, mask (N, L) -> (N, L);
+    masked slots, and rows without tokens, are 1 and carry no gradient. The log-ratio is clamped from above
+    at RATIO_LIMIT, beyond which the ratio is constant and without gradient. Raises ValueError if logp_old
+    requires grad.
 
     >>> importance_ratio(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.3]]), level="sequence")
     tensor([[1.4918, 1.4918]])
