@@ -32,6 +32,7 @@ def importance_ratio(
     tensor([[1.4918, 1.4918]])
     """
     check_choice("level", level, ("token", "sequence"))
+    check_floats(2, logp=logp, logp_old=logp_old)
     check_detached(logp_old=logp_old)
     gap, mask = _gaps(logp, logp_old, mask)
     if level == "sequence":
@@ -66,6 +67,7 @@ def truncated_importance_weight(
     tensor([[1.6487, 2.0000]])
     """
     check_choice("level", level, ("token", "sequence", "sequence-mean"))
+    check_floats(2, logp_trainer=logp_trainer, logp_sampler=logp_sampler)
     if not cap > 0:
         raise ValueError(f"cap must be above 0, got {cap}")
     gap, mask = _gaps(logp_trainer, logp_sampler, mask)
@@ -122,7 +124,6 @@ def clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, floa
 
 def _gaps(logp: Tensor, logp_other: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """logp - logp_other with masked slots 0, and the mask. Both are masked, not the difference: no nan."""
-    check_floats(2, logp=logp, logp_other=logp_other)
     mask = check_mask(mask, logp)
     return wide(logp).masked_fill(~mask, 0.0) - wide(logp_other).masked_fill(~mask, 0.0), mask
 

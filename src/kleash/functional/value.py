@@ -38,7 +38,7 @@ def value_loss(
             raise ValueError(f"clip must be above 0, or None for no clip, got {clip}")
         if values_old is None:
             raise ValueError("values_old is needed to clip around; clip=None does without")
-        check_floats(values_old=values_old, values=values)
+        check_floats(values=values, values_old=values_old)
         check_detached(values_old=values_old)
         values_old = wide(values_old).masked_fill(hidden, 0.0)
         near = values_old + (values - values_old).clamp(-clip, clip)
