@@ -201,8 +201,12 @@ def test_ratios_and_weights(case, level):
         for t in real:
             want[i][t] = math.exp(gaps[t] if level == "token" else row[level])
     same(truncated_importance_weight(logp, other, math.inf, case.mask, level), want)
-    capped = [[min(w, 1.5) for w in row] for row in want]
-    same(truncated_importance_weight(logp, other, 1.5, case.mask, level), capped)
+    for cap in (1.5, 0.5):  # a masked slot is 1 below a cap of any height
+        capped = [
+            [min(w, cap) if t in case.real[i] else 1.0 for t, w in enumerate(row)]
+            for i, row in enumerate(want)
+        ]
+        same(truncated_importance_weight(logp, other, cap, case.mask, level), capped)
     if level != "sequence":
         same(importance_ratio(logp, other, case.mask, level.removesuffix("-mean")), want)
 

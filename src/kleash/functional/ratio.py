@@ -123,9 +123,9 @@ def clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, floa
 
 
 def _gaps(logp: Tensor, logp_other: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """logp - logp_other with masked slots 0, and the mask. Both are masked, not the difference: no nan."""
+    """logp - logp_other with masked slots 0, and the mask."""
     mask = check_mask(mask, logp)
-    return wide(logp).masked_fill(~mask, 0.0) - wide(logp_other).masked_fill(~mask, 0.0), mask
+    return (wide(logp) - wide(logp_other)).masked_fill(~mask, 0.0), mask
 
 
 def _over_row(rows: Tensor, mask: Tensor) -> Tensor:
