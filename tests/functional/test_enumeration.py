@@ -17,22 +17,30 @@ import torch
 from torch import Tensor
 
 from kleash.functional import (
+    cispo_objective,
+    clipped_surrogate,
     distillation_advantages,
     dpo_loss,
     exact_kl,
     gae,
     group_advantages,
+    importance_ratio,
     kl_k1,
     kl_k2,
     kl_k3,
+    kl_loss,
     leave_one_out_advantages,
+    maxrl_advantages,
     optimal_policy,
     position_baseline,
     reinforce_loss,
     returns_to_go,
+    sapo_objective,
     sequence_logprob,
     token_logprobs,
     token_rewards,
+    truncated_importance_weight,
+    value_loss,
 )
 
 VOCABULARY, STEPS, BETA = 4, 3, 0.3
@@ -227,6 +235,113 @@ def test_exact_values_as_critic_leave_the_gradient_unbiased(world):
     for lam in (0.0, 0.5, 1.0):
         advantages, _ = gae(rewards, values, lam=lam)
         torch.testing.assert_close(expected_gradient(world, advantages), world.gradient(world.objective))
+
+
+def test_value_loss_is_smallest_at_the_expected_returns(world):
+    """One value a prefix: the expected loss is flat where V(prefix) is the mean of what follows."""
+    returns, p = frozen_returns(world), world.probs.detach().unsqueeze(1)
+    rows = prefix_rows()
+    mass, total = (torch.zeros(PREFIXES, dtype=torch.float64) for _ in range(2))
+    mass.index_put_((rows,), p.expand(rows.shape), accumulate=True)
+    total.index_put_((rows,), p * returns, accumulate=True)
+    for shift in (0.0, 0.1):
+        values = (total / mass + shift).requires_grad_()
+        loss = (p * value_loss(values[rows], None, returns, clip=None, reduction="none")).sum()
+        (slope,) = torch.autograd.grad(loss, values)
+        torch.testing.assert_close(slope, shift * mass)
+
+
+SURROGATES = {
+    "ppo": lambda logp, ratio, a: clipped_surrogate(ratio, a),
+    "cispo": lambda logp, ratio, a: cispo_objective(logp, ratio, a, 0.2, 0.4),
+    "sapo": lambda logp, ratio, a: sapo_objective(ratio, a),
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_004_34_on_policy_every_surrogate_has_the_exact_gradient(world, name):
+    """With ρ = 1 the clip, the clipped weight and the soft gate all let REINFORCE's gradient through."""
+    ratio = importance_ratio(world.logp, world.logp.detach())
+    objective = SURROGATES[name](world.logp, ratio, frozen_returns(world)).sum(1)
+    torch.testing.assert_close(
+        world.gradient(world.probs.detach() @ objective), world.gradient(world.objective)
+    )
+
+
+def test_gspo_on_policy_has_the_exact_gradient_over_the_length(world):
+    """The sequence ratio is the length-th root: its gradient is 1/3 of ∇ log π(y)."""
+    totals = (world.score - BETA * world.log_ratio).detach().unsqueeze(1).expand(-1, STEPS)
+    ratio = importance_ratio(world.logp, world.logp.detach(), level="sequence")
+    objective = clipped_surrogate(ratio, totals).mean(1)
+    got = world.gradient(world.probs.detach() @ objective)
+    torch.testing.assert_close(got, world.gradient(world.objective) / STEPS)
+
+
+def test_unclipped_token_ratio_off_policy_is_exact_for_one_step_only(world):
+    """Samples of the reference, one reward at the first token: Σ_y π_ref(y)·∇ρ_0·r is ∇E[r]."""
+    p_old, first = sequence_logprob(world.logp_ref).exp(), SEQUENCES[:, 0].double()
+    ratio = importance_ratio(world.logp, world.logp_ref)
+    got = world.gradient((p_old * ratio[:, 0] * first).sum())
+    torch.testing.assert_close(got, world.gradient((world.probs * first).sum()))
+
+
+def test_report_35_sequence_weight_is_exact_and_the_others_are_not(world):
+    """The reference's samples, weighted into expectations under the policy: by the product alone."""
+    p_old, want = sequence_logprob(world.logp_ref).exp(), (world.probs @ world.score).item()
+
+    def estimate(level: str, cap: float = math.inf) -> float:
+        weight = truncated_importance_weight(world.logp, world.logp_ref, cap=cap, level=level)
+        return (p_old @ (weight[:, -1] * world.score)).item()
+
+    assert estimate("sequence") == pytest.approx(want, abs=1e-12)
+    for other in (estimate("token"), estimate("sequence-mean"), estimate("sequence", cap=2.0)):
+        assert abs(other - want) > 0.01
+
+
+def test_report_39_kl_losses_at_every_visited_state(world):
+    """k2 has the gradient of KL(π‖π_ref) summed over the states visited, k3 that of KL(π_ref‖π) there."""
+    p = world.probs.detach()
+    for estimator, divergence in (
+        ("k2", exact_kl(world.logits, world.logits_ref)),
+        ("k3", exact_kl(world.logits_ref, world.logits)),
+    ):
+        got = world.gradient(p @ kl_loss(world.logp, world.logp_ref, estimator).sum(1))
+        torch.testing.assert_close(got, world.gradient(p @ divergence))
+        # The states' own probabilities are not moved by it: the gradient of the sequence KL is another.
+        whole = world.gradient((world.probs * world.log_ratio).sum())
+        assert (got - whole).norm() > 0.05 * whole.norm()
+
+
+def test_report_39_kl_losses_off_policy_want_the_ratio(world):
+    """Next tokens of the reference, states of the reference: the detached ratio restores the expectation."""
+    p_old = sequence_logprob(world.logp_ref).exp()
+    ratio = importance_ratio(world.logp, world.logp_ref).detach()
+    for estimator, divergence in (
+        ("k2", exact_kl(world.logits, world.logits_ref)),
+        ("k3", exact_kl(world.logits_ref, world.logits)),
+    ):
+        terms, want = kl_loss(world.logp, world.logp_ref, estimator), world.gradient(p_old @ divergence)
+        torch.testing.assert_close(world.gradient(p_old @ (ratio * terms).sum(1)), want)
+        assert (world.gradient(p_old @ terms.sum(1)) - want).norm() > 0.05 * want.norm()
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+def test_maxrl_climbs_the_first_terms_of_log_p(n):
+    """Two of four outcomes succeed, all 4^n groups: Σ_{k=1}^{n-1} (1-p)^(k-1)·∇p, in the limit ∇ log p."""
+    theta = torch.tensor([0.3, -0.2, 0.9, 1.4], dtype=torch.float64, requires_grad=True)
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    logp = theta.log_softmax(0)
+    p = logp.exp() @ rewards
+    (slope,) = torch.autograd.grad(p, theta, retain_graph=True)
+    draws = torch.tensor(list(itertools.product(range(4), repeat=n)))
+    weights = logp.detach()[draws].sum(1, keepdim=True).exp()
+    loss = reinforce_loss(
+        logp[draws.flatten()].unsqueeze(1), (weights * maxrl_advantages(rewards[draws], n)).flatten()
+    )
+    (gradient,) = torch.autograd.grad(-loss * len(draws), theta, retain_graph=True)
+    fail = 1 - p.item()
+    torch.testing.assert_close(gradient, sum(fail**k for k in range(n - 1)) * slope)
+    assert sum(fail**k for k in range(300)) == pytest.approx(1 / p.item())
 
 
 def test_000_02_distillation_advantages_follow_the_reverse_kl(world):

@@ -9,6 +9,7 @@ import torch
 
 from kleash.functional import (
     bradley_terry_loss,
+    cispo_objective,
     clipped_surrogate,
     distillation_advantages,
     dpo_loss,
@@ -19,9 +20,12 @@ from kleash.functional import (
     kl_k1,
     kl_k2,
     kl_k3,
+    lagrangian_beta,
     leave_one_out_advantages,
+    maxrl_advantages,
     optimal_policy,
     returns_to_go,
+    sapo_objective,
     token_rewards,
 )
 
@@ -159,6 +163,34 @@ def test_000_29_and_003_18_clip_table(ratio, advantage, value, gradient):
     assert log_pi.grad is not None and log_pi.grad.item() == near(gradient)
 
 
+SOFT_TABLE = [  # ratio, advantage, CISPO's weight (0.2 below, 0.4 above), SAPO's value, SAPO's gradient
+    (1.3, 2.0, 2.6, 4.5955, 2.5424),
+    (0.7, -1.0, -0.8, -1.6072, -0.6829),
+    (0.7, 1.0, 0.8, 1.7022, 0.6845),
+    (1.3, -1.0, -1.3, -2.2023, -1.2683),
+    (1.5, 2.0, 2.8, 4.9797, 2.8200),
+    (1.5, -2.0, -2.8, -4.7872, -2.8024),
+]
+
+
+@pytest.mark.parametrize(("ratio", "advantage", "weight", "value", "gradient"), SOFT_TABLE)
+def test_section_f_cispo_and_sapo(ratio, advantage, weight, value, gradient):
+    """CISPO clips the weight and keeps the gradient; SAPO fades it out. Both in d/d log π."""
+    log_pi = t(math.log(ratio)).requires_grad_()
+    cispo = cispo_objective(log_pi, log_pi.exp(), t(advantage), epsilon=0.2, epsilon_high=0.4)
+    (slope,) = torch.autograd.grad(cispo.sum(), log_pi)
+    assert slope.item() == near(weight)
+    sapo = sapo_objective(log_pi.exp(), t(advantage))
+    (slope,) = torch.autograd.grad(sapo.sum(), log_pi)
+    assert (sapo.item(), slope.item()) == (near(value, 5e-5), near(gradient, 5e-5))
+
+
+def test_cispo_without_a_lower_bound_is_the_default():
+    log_pi = t(math.log(0.01)).requires_grad_()
+    (slope,) = torch.autograd.grad(cispo_objective(log_pi, log_pi.exp(), t(3.0)).sum(), log_pi)
+    assert slope.item() == near(0.03)
+
+
 # ---------------------------------------------------------------- seed 003
 
 
@@ -237,15 +269,17 @@ def test_section_f_reward_model_with_zero_head_starts_at_ln_2():
     assert bradley_terry_loss(torch.zeros(3), torch.zeros(3)).item() == near(0.693147)
 
 
-GROUPS = [  # rewards, population, sample deviation, mean only, leave one out: of the first and last member
-    ((1, 1, 1, 0, 0), (0.8165, -1.2247), (0.7303, -1.0954), (0.4, -0.6), (0.5, -0.75)),  # 003-33
-    ((1,) + 7 * (0,), (2.6458, -0.3780), (2.4749, -0.3536), (0.875, -0.125), (1.0, -0.1429)),  # 003-36
-    ((10, 9, 9, 8), (1.4142, -1.4142), (1.2247, -1.2247), (1, -1), (1.3333, -1.3333)),
-]
+# 003-33, 003-36, 003-05. Rewards; population, sample deviation, mean only, leave one out, MaxRL: of the
+# first and of the last member.
+GROUPS = [
+    ((1, 1, 1, 0, 0), (0.8165, -1.2247), (0.7303, -1.0954), (0.4, -0.6), (0.5, -0.75), (0.6667, -1)),
+    ((1,) + 7 * (0,), (2.6458, -0.3780), (2.4749, -0.3536), (0.875, -0.125), (1.0, -0.1429), (7, -1)),
+    ((10, 9, 9, 8), (1.4142, -1.4142), (1.2247, -1.2247), (1, -1), (1.3333, -1.3333), (0.1111, -0.1111)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rewards", "population", "sample", "mean_only", "leave_one_out"), GROUPS)
-def test_section_f_group_advantages(rewards, population, sample, mean_only, leave_one_out):
+@pytest.mark.parametrize(("rewards", "population", "sample", "mean_only", "leave_one_out", "maxrl"), GROUPS)
+def test_section_f_group_advantages(rewards, population, sample, mean_only, leave_one_out, maxrl):
     r = torch.tensor(rewards, dtype=torch.float32)
     n = len(rewards)
     for got, want in (
@@ -253,6 +287,7 @@ def test_section_f_group_advantages(rewards, population, sample, mean_only, leav
         (group_advantages(r, n, scale="sample_std"), sample),
         (group_advantages(r, n, scale="none"), mean_only),
         (leave_one_out_advantages(r, n), leave_one_out),
+        (maxrl_advantages(r, n), maxrl),
     ):
         assert (got[0].item(), got[-1].item()) == near(want, 5e-5)
         assert got.sum().item() == near(0.0)
@@ -262,6 +297,7 @@ def test_003_34_a_group_without_spread_is_exactly_zero():
     for value in (0.0, 1.0, 0.1, 1e8 / 3):
         for scale in ("std", "sample_std", "batch_std", "none"):
             assert not group_advantages(torch.full((7,), value), 7, scale=scale).any()
+        assert not maxrl_advantages(torch.full((7,), value), 7).any()
 
 
 # ---------------------------------------------------------------- seed 004
@@ -330,6 +366,39 @@ def test_004_39_optimum_at_beta_one_quarter():
 )
 def test_section_f_beta_frontier(beta, proxy, gold, drift):
     assert toy(beta)[1:] == (near(proxy, 6e-5), near(gold, 6e-5), near(drift, 6e-5))
+
+
+@pytest.mark.parametrize(("beta", "delta"), [(0.5, 0.8037), (1.0, 0.1482), (0.25, 3.1182)])
+def test_section_f_dual_ascent_ends_at_the_beta_of_the_frontier(beta, delta):
+    """KL ≤ δ: a policy climbs E[r] - β·KL by exact natural gradients, and β moves with it."""
+    logits, found = REF.log().clone(), 2.0
+    for _ in range(4000):
+        logits = logits + 0.2 * (REWARDS - found * (logits.softmax(0) / REF).log())
+        found = lagrangian_beta(found, kl(logits.softmax(0), REF), delta, rate=0.01)
+    assert kl(logits.softmax(0), REF) == pytest.approx(delta, rel=0.02)
+    assert found == pytest.approx(beta, rel=0.02)
+    assert kl(optimal_policy(REF, REWARDS, found)[0], REF) == pytest.approx(delta, rel=0.02)
+
+
+def test_dual_ascent_lets_go_where_the_constraint_does_not_bind():
+    """The best response of all costs -log 0.01 = 4.605 nats: with more than that allowed, β ends at 0."""
+    beta, steps = 1.0, 0
+    while beta > 0:
+        drift = toy(beta)[3]
+        beta, steps = lagrangian_beta(beta, drift, delta=5.0, rate=0.05), steps + 1
+    assert steps < 30 and lagrangian_beta(0.0, 4.605, 5.0, 0.05) == 0.0
+    assert lagrangian_beta(0.0, 6.0, 5.0, 0.05) == near(0.05)
+
+
+def test_dual_ascent_follows_the_slope_of_the_dual():
+    """d/dβ of max E[r] - β·(KL - δ) = β·log Z + β·δ is δ - KL at the optimum: descent on it is the rule."""
+    beta, delta, h = 0.7, 0.5, 1e-5
+
+    def dual(b: float) -> float:
+        return b * optimal_policy(REF, REWARDS, b)[1].item() + b * delta
+
+    slope = (dual(beta + h) - dual(beta - h)) / (2 * h)
+    assert lagrangian_beta(beta, toy(beta)[3], delta, rate=0.1) == near(beta - 0.1 * slope, 1e-8)
 
 
 def test_004_52_to_54_the_dial():

@@ -12,18 +12,26 @@ from torch.autograd import gradcheck
 from kleash.functional import (
     bradley_terry_loss,
     brier_score,
+    cispo_objective,
+    clip_shares,
     clipped_surrogate,
     dpo_loss,
     exact_kl,
     implicit_reward,
+    importance_ratio,
     kl_k1,
     kl_k2,
     kl_k3,
+    kl_loss,
     optimal_policy,
     reduce,
     reinforce_loss,
+    sapo_objective,
     sequence_logprob,
     token_logprobs,
+    truncated_importance_weight,
+    value_loss,
+    whiten,
 )
 
 MASK = torch.tensor([[True, True, False], [False, True, True]])
@@ -51,6 +59,26 @@ CASES = {
         lambda x: reinforce_loss(x, ADVANTAGES, MASK, "token-mean"),
         (random(2, 3),),
     ),
+    "importance_ratio": (lambda x: importance_ratio(x, ADVANTAGES, MASK), (random(2, 3),)),
+    "importance_ratio sequence": (
+        lambda x: importance_ratio(x, ADVANTAGES, MASK, level="sequence"),
+        (random(2, 3),),
+    ),
+    "cispo_objective": (  # in log π alone: the ratio is a constant of it
+        lambda x: cispo_objective(x, ADVANTAGES.exp(), ADVANTAGES, 0.2, 0.4),
+        (random(2, 3),),
+    ),
+    "sapo_objective": (lambda x: sapo_objective(x.exp(), ADVANTAGES, 1.3, 0.7), (random(2, 3),)),
+    "value_loss": (
+        lambda x: value_loss(x, 0.3 * ADVANTAGES, ADVANTAGES, 0.2, MASK),
+        (random(2, 3),),
+    ),
+    "value_loss unclipped": (
+        lambda x: value_loss(x, None, ADVANTAGES, None, MASK, "sequence-token-mean"),
+        (random(2, 3),),
+    ),
+    "kl_loss k2": (lambda x: kl_loss(x, ADVANTAGES, "k2", MASK), (random(2, 3),)),
+    "kl_loss k3": (lambda x: kl_loss(x, ADVANTAGES, "k3", MASK), (random(2, 3),)),
     "clipped_surrogate": (lambda x: clipped_surrogate((0.4 * x).exp(), ADVANTAGES), (random(2, 3),)),
     "bradley_terry_loss": (bradley_terry_loss, (random(5), random(5, seed=1), random(5, seed=2))),
     "bradley_terry_loss centred": (
@@ -99,6 +127,91 @@ def test_000_30_boundary_is_alive_and_the_first_float_beyond_is_not(advantage):
         assert ratio.grad is not None
         pessimistic = advantage * (1 if edge > 1 else -1) > 0
         assert ratio.grad.tolist() == [advantage, 0.0 if pessimistic else advantage]
+
+
+@pytest.mark.parametrize(("epsilon", "high"), [(0.2, None), (0.2, 0.28), (0.0, 0.0)])
+def test_clip_shares_count_the_tokens_whose_gradient_is_gone(epsilon, high):
+    generator = torch.Generator().manual_seed(4)
+    ratio = torch.cat([2 * torch.rand(500, generator=generator), torch.tensor([1 - epsilon, 1.0])])
+    advantages = torch.randn(502, generator=generator)
+    advantages[::10] = 0.0
+    ratio.requires_grad_()
+    clipped_surrogate(ratio, advantages, epsilon, high).sum().backward()
+    assert ratio.grad is not None
+    gone = int(((ratio.grad == 0) & (advantages != 0)).sum())
+    counts = clip_shares(ratio, advantages, None, epsilon, high)
+    assert counts["above_dead"] + counts["below_dead"] == gone > 50
+    outside = ((ratio > 1 + (epsilon if high is None else high)) | (ratio < 1 - epsilon)) & (advantages != 0)
+    assert sum(counts.values()) == int(outside.sum()) + 502
+    assert min(counts.values()) > 50
+
+
+@pytest.mark.parametrize("advantage", [2.0, -1.0])
+def test_cispo_never_stops_a_gradient(advantage):
+    """d/d log π is clip(ρ)·A at every ratio, also through a ratio computed from the same log π."""
+    logp = torch.linspace(0.01, 3, 200).log().requires_grad_()
+    cispo_objective(logp, logp.exp(), torch.full((200,), advantage), 0.2, 0.4).sum().backward()
+    assert logp.grad is not None
+    torch.testing.assert_close(logp.grad, logp.detach().exp().clamp(0.8, 1.4) * advantage)
+    assert logp.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(("advantage", "tau"), [(2.0, 1.0), (-1.0, 1.05), (3.0, 5.0)])
+def test_sapo_is_reinforce_at_ratio_one_and_fades_on_both_sides(advantage, tau):
+    """In d/dρ: A at ρ = 1, symmetric around it, falling; a zero advantage has none."""
+    ratio = torch.linspace(0, 2, 201, dtype=torch.float64).requires_grad_()
+    sapo_objective(ratio, torch.full_like(ratio, advantage).detach(), tau, tau).sum().backward()
+    slope = ratio.grad
+    assert slope is not None and slope[100].item() == pytest.approx(advantage)
+    torch.testing.assert_close(slope, slope.flip(0))
+    assert (slope.abs()[100:].diff() < 0).all()
+    by_sign = sapo_objective(torch.full((2,), 1.5), torch.tensor([1.0, -1.0]), tau, 2 * tau)
+    alone = [
+        sapo_objective(torch.tensor([1.5]), torch.tensor([a]), x, x).item()
+        for a, x in ((1.0, tau), (-1.0, 2 * tau))
+    ]
+    assert by_sign.tolist() == pytest.approx(alone)
+    assert sapo_objective(torch.tensor([1.5]), torch.zeros(1)).item() == 0.0
+
+
+def test_value_loss_is_dead_only_where_the_value_overshot_towards_the_return():
+    """V_old = 0, clip 0.2: the slope is V - R on every side but beyond the interval on the return's."""
+    values = torch.linspace(-1, 1, 201, dtype=torch.float64)[None].requires_grad_()
+    for target in (0.5, -0.5, 0.1):
+        values.grad = None
+        returns = torch.full_like(values, target).detach()
+        value_loss(values, torch.zeros_like(returns), returns, 0.2, reduction="none").sum().backward()
+        v = values.detach()
+        nearer = (v - target).abs() < (v.clamp(-0.2, 0.2) - target).abs() - 1e-12
+        assert values.grad is not None
+        torch.testing.assert_close(values.grad, torch.where(nearer, 0.0, v - target))
+        assert bool(nearer.any()) == (abs(target) > 0.2)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_ratio_at_equal_policies_has_the_gradient_of_log_pi(level):
+    """ρ = 1 exactly; summed over a row both levels have d/d log π_t = 1."""
+    logp = random(2, 3)
+    ratio = importance_ratio(logp, logp.detach(), MASK, level=level)
+    assert torch.equal(ratio, torch.ones_like(ratio))
+    (slope,) = torch.autograd.grad(ratio.sum(), logp)
+    torch.testing.assert_close(slope, MASK.double())
+
+
+def test_ratio_and_weights_carry_only_the_gradient_they_should():
+    alive = random(2, 3)
+    assert not truncated_importance_weight(alive, ADVANTAGES).requires_grad
+    assert not whiten(alive).requires_grad
+    for call in (
+        lambda: importance_ratio(ADVANTAGES, alive),
+        lambda: kl_loss(ADVANTAGES, alive),
+        lambda: value_loss(ADVANTAGES, alive, ADVANTAGES),
+        lambda: value_loss(ADVANTAGES, ADVANTAGES, alive),
+        lambda: cispo_objective(ADVANTAGES, ADVANTAGES, alive),
+        lambda: sapo_objective(ADVANTAGES, alive),
+    ):
+        with pytest.raises(ValueError, match="must not require grad"):
+            call()
 
 
 def test_004_34_one_step_of_ppo_is_reinforce_up_to_the_normaliser():

@@ -10,14 +10,20 @@ from torch import Tensor
 
 from kleash.functional import (
     brier_score,
+    cispo_objective,
+    clip_shares,
     dpo_loss,
     exact_kl,
     expected_calibration_error,
     fit_overoptimization,
     gae,
     group_advantages,
+    importance_ratio,
     kl_k1,
+    kl_loss,
     leave_one_out_advantages,
+    masked_moments,
+    maxrl_advantages,
     position_baseline,
     reduce,
     reinforce_loss,
@@ -25,6 +31,8 @@ from kleash.functional import (
     sequence_logprob,
     token_logprobs,
     token_rewards,
+    truncated_importance_weight,
+    value_loss,
     whiten,
 )
 
@@ -47,6 +55,21 @@ FUNCTIONS = {
     "whiten": lambda a, b, v, x, y, s, m: whiten(a, m),
     "reinforce_loss": lambda a, b, v, x, y, s, m: reinforce_loss(a, v, m),
     "reinforce_loss of rows": lambda a, b, v, x, y, s, m: reinforce_loss(a, s, m, "token-mean"),
+    # Ratios and weights are 1 in masked slots: their logarithm is 0 there, like every other result.
+    "importance_ratio": lambda a, b, v, x, y, s, m: importance_ratio(a, b, m).log(),
+    "importance_ratio sequence": lambda a, b, v, x, y, s, m: importance_ratio(a, b, m, "sequence").log(),
+    "truncated weight": lambda a, b, v, x, y, s, m: truncated_importance_weight(a, b, 2.0, m).log(),
+    "truncated weight sequence": (
+        lambda a, b, v, x, y, s, m: truncated_importance_weight(a, b, 2.0, m, "sequence").log()
+    ),
+    "kl_loss k2": lambda a, b, v, x, y, s, m: kl_loss(a, b, "k2", m),
+    "kl_loss k3": lambda a, b, v, x, y, s, m: kl_loss(a, b, "k3", m),
+    "value_loss": lambda a, b, v, x, y, s, m: value_loss(a, b, v, 0.2, m, "none"),
+    "reduce value_loss": lambda a, b, v, x, y, s, m: value_loss(a, b, v, 0.2, m),
+    "whiten shift=False": lambda a, b, v, x, y, s, m: whiten(a, m, shift=False),
+    "reduce cispo": lambda a, b, v, x, y, s, m: reduce(
+        cispo_objective(a, importance_ratio(a, b, m), v, 0.2, 0.4), m
+    ),
     "reduce token-mean": lambda a, b, v, x, y, s, m: reduce(a, m, "token-mean"),
     "reduce sequence-mean": lambda a, b, v, x, y, s, m: reduce(a, m, "sequence-mean"),
     "reduce sequence-token-mean": lambda a, b, v, x, y, s, m: reduce(a, m, "sequence-token-mean"),
@@ -106,6 +129,69 @@ def test_nothing_real_gives_zero(name):
     assert not got.any()
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_masked_slots_send_no_gradient_whatever_they_hold(value):
+    """Advantages are 0 in masked slots, everything else may hold anything."""
+    advantages = VALUES.masked_fill(~MASK, 0.0)
+    logp_old, values = (torch.where(MASK, x, value) for x in (LOGP_REF, VALUES))
+    losses = (
+        lambda x: cispo_objective(x, importance_ratio(x, logp_old, MASK), advantages),
+        lambda x: importance_ratio(x, logp_old, MASK, "sequence") * advantages,
+        lambda x: kl_loss(x, logp_old, "k2", MASK),
+        lambda x: kl_loss(x, logp_old, "k3", MASK),
+        lambda x: value_loss(x, logp_old, values, 0.2, MASK, "none"),
+    )
+    for loss in losses:
+        x = torch.where(MASK, LOGP, value).requires_grad_()
+        reduce(loss(x), MASK).backward()
+        assert x.grad is not None and x.grad.isfinite().all()
+        assert x.grad[MASK].any() and not x.grad[~MASK].any()
+
+
+def test_clip_shares_ignore_padding_and_add_up_over_micro_batches():
+    ratio, values = (0.5 * LOGP).exp(), VALUES
+    counts = clip_shares(ratio, values, MASK)
+    assert counts["tokens"] == sum(LENGTHS) and sum(counts.values()) > counts["tokens"]
+    for hidden in (0.0, 1e9, math.nan):
+        assert (
+            clip_shares(torch.where(MASK, ratio, hidden), torch.where(MASK, values, hidden), MASK) == counts
+        )
+    parts = [clip_shares(ratio[i : i + 2], values[i : i + 2], MASK[i : i + 2]) for i in (0, 2)]
+    assert {name: parts[0][name] + parts[1][name] for name in counts} == counts
+    assert sum(clip_shares(ratio, values, torch.zeros_like(MASK)).values()) == 0
+
+
+def test_whitening_over_processes_is_whitening_of_everything():
+    """Moments add up, also with a process that has no real slot."""
+    everything = whiten(LOGP, MASK)
+    none = torch.zeros(2, 4)
+    shares = [(LOGP[:1], MASK[:1]), (LOGP[1:], MASK[1:]), (none, none > 0)]
+    moments = torch.stack([masked_moments(v, m) for v, m in shares]).sum(0)
+    got = torch.cat([whiten(v, m, moments=moments) for v, m in shares])
+    torch.testing.assert_close(got[:4], everything)
+    assert not got[4:].any()
+    real = everything[MASK]
+    assert real.mean().item() == pytest.approx(0.0, abs=1e-6) and real.std().item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, -1e4])
+def test_whitening_survives_a_large_offset_and_keeps_the_mean_if_asked(offset):
+    values = LOGP.double() + offset
+    torch.testing.assert_close(whiten(values, MASK), whiten(LOGP.double(), MASK), atol=1e-6, rtol=0)
+    kept = whiten(values, MASK, shift=False)[MASK]
+    torch.testing.assert_close(kept.mean(), values[MASK].mean())
+    assert kept.std().item() == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e8 / 3])
+@pytest.mark.parametrize("count", [1, 2, 7, 1000])
+def test_whitening_without_spread_is_exactly_zero(value, count):
+    for dtype in (torch.float32, torch.float64):
+        values = torch.full((count,), value, dtype=dtype)
+        assert not whiten(values).any()
+        assert whiten(values, shift=False).tolist() == pytest.approx(values.tolist())
+
+
 def test_position_baseline_ignores_what_the_mask_hides():
     returns = torch.where(MASK, VALUES, math.nan)
     longer = torch.cat([returns, returns.new_full((4, 2), math.inf)], 1)
@@ -125,6 +211,10 @@ def test_no_rows_at_all():
     assert group_advantages(torch.zeros(0), 4).shape == (0,)
     assert position_baseline(empty).tolist() == [0.0, 0.0, 0.0]
     assert reduce(empty, None, "sequence-mean").item() == 0.0
+    assert importance_ratio(empty, empty).shape == truncated_importance_weight(empty, empty).shape == (0, 3)
+    assert value_loss(empty, empty, empty).item() == 0.0
+    assert kl_loss(empty, empty).shape == whiten(empty).shape == (0, 3)
+    assert maxrl_advantages(torch.zeros(0), 4).shape == (0,)
     none = torch.zeros(0)
     assert dpo_loss(none, none, none, none, 0.1)[0].item() == 0.0
 
@@ -140,6 +230,14 @@ def test_half_precision_is_widened_before_any_arithmetic(dtype):
     assert sequence_logprob(ones).item() == pytest.approx(1000 * ones[0, 0].item(), rel=1e-6)
     assert exact_kl(logits, logits).dtype == torch.float32
     assert kl_k1(ones, ones).dtype == torch.float32
+    near = torch.full((1, 1000), -1.01, dtype=dtype)  # the difference is taken after widening
+    gap = ones[0, 0].item() - near[0, 0].item()
+    assert importance_ratio(ones, near, level="sequence")[0, 0].item() == pytest.approx(
+        math.exp(gap), rel=1e-6
+    )
+    assert kl_loss(ones, near)[0, 0].item() == pytest.approx(gap**2 / 2, rel=1e-5)
+    for x in (whiten(near), value_loss(near, ones, near), truncated_importance_weight(near, ones)):
+        assert x.dtype == torch.float32
 
 
 def test_half_precision_logits_get_a_gradient_of_their_own_dtype():
@@ -159,6 +257,14 @@ def test_groups_do_not_see_each_other_or_a_common_offset():
         torch.testing.assert_close(function(rewards + 100.0, 4), together, atol=1e-4, rtol=1e-4)
         assert torch.equal(function(rewards.view(3, 4), 4), together.view(3, 4))
     torch.testing.assert_close(group_advantages(rewards * 7, 4), group_advantages(rewards, 4))
+    positive = rewards.abs()  # MaxRL sees the scale's zero, not its unit
+    together = maxrl_advantages(positive, 4)
+    torch.testing.assert_close(together, torch.cat([maxrl_advantages(g, 4) for g in positive.split(4)]))
+    torch.testing.assert_close(maxrl_advantages(positive * 7, 4), together)
+    assert not torch.allclose(maxrl_advantages(positive + 7, 4), together)
+    shuffle = torch.randperm(12, generator=torch.Generator().manual_seed(5))
+    groups = torch.arange(3).repeat_interleave(4)
+    torch.testing.assert_close(maxrl_advantages(positive[shuffle], 4, groups[shuffle]), together[shuffle])
 
 
 def test_003_10_preference_losses_see_differences_only():

@@ -9,22 +9,33 @@ import torch
 from torch import Tensor
 
 from kleash.functional import (
+    adaptive_beta,
     aggregate,
     bradley_terry_loss,
+    clip_shares,
     clipped_surrogate,
     dpo_loss,
     gae,
     group_advantages,
+    importance_ratio,
     kl_k1,
     kl_k2,
     kl_k3,
+    kl_loss,
     leave_one_out_advantages,
+    masked_moments,
+    maxrl_advantages,
+    missing_end_penalty,
+    optimal_policy,
+    overlong_penalty,
     reduce,
     reinforce_loss,
     returns_to_go,
     sequence_logprob,
     token_logprobs,
     token_rewards,
+    truncated_importance_weight,
+    value_loss,
     whiten,
 )
 
@@ -75,6 +86,73 @@ def test_report_35_sequence_ratio_summed_or_averaged_by_name():
     assert sequence_logprob(gaps, reduction="mean").exp().item() == near(1.012, 5e-4)
 
 
+def test_report_35_weights_by_name_raw_and_capped():
+    """The same 100 tokens: by sum 3.320, by mean 1.012, by token 1.012; the cap is on whichever was asked."""
+    trainer, sampler = torch.full((1, 100), -0.988), torch.full((1, 100), -1.0)
+    for level, raw in (("sequence", 3.320), ("sequence-mean", 1.012), ("token", 1.012)):
+        weight = truncated_importance_weight(trainer, sampler, math.inf, level=level)
+        assert weight.tolist() == [near([raw] * 100, 5e-4)]
+        capped = truncated_importance_weight(trainer, sampler, 2.0, level=level)
+        assert capped.tolist() == [near([min(raw, 2.0)] * 100, 5e-4)]
+    ratio = importance_ratio(trainer, sampler, level="sequence")  # GSPO's is the mean
+    assert ratio.tolist() == [near([1.012] * 100, 5e-4)]
+
+
+def test_report_33_and_34_weights_see_what_the_sampler_did():
+    """Temperature 1 scored against 0.5, and the full support against top-p 0.8."""
+    one, half = token_logprobs(torch.tensor([[[0.0, 1.0]]]), torch.tensor([[1]])), torch.tensor([[-0.126928]])
+    assert truncated_importance_weight(one, half).item() == near(0.829997)
+    assert truncated_importance_weight(
+        torch.tensor([[-0.693147]]), torch.tensor([[-0.470004]])
+    ).item() == near(0.8)
+    assert importance_ratio(one, one).item() == 1.0
+
+
+def test_report_36_kl_in_the_loss_pulls_towards_the_reference():
+    """d loss/d coefficient is +KL, and the larger the coefficient the smaller the KL it ends at."""
+    logp, logp_ref = torch.tensor([[-1.0]]), torch.tensor([[-2.0]])
+    for estimator in ("k2", "k3"):
+        coefficient = torch.tensor(0.3, requires_grad=True)
+        (slope,) = torch.autograd.grad((coefficient * kl_loss(logp, logp_ref, estimator)).sum(), coefficient)
+        assert slope.item() == kl_loss(logp, logp_ref, estimator).item() > 0
+    log_q, rewards = torch.tensor([0.8, 0.19, 0.01]).log(), torch.tensor([0.0, 1.0, 2.0])
+    for estimator in ("k2", "k3"):
+        ends = []
+        for coefficient in (0.3, 1.0, 3.0):
+            theta = log_q.clone().requires_grad_()
+            for _ in range(200):
+                logp = theta.log_softmax(0)
+                p = logp.exp().detach()  # exact expectation over samples
+                loss = p @ (coefficient * kl_loss(logp, log_q, estimator) - rewards * logp)
+                (gradient,) = torch.autograd.grad(loss, theta)
+                theta = (theta - 0.5 * gradient).detach().requires_grad_()
+            logp = theta.log_softmax(0)
+            ends.append((logp.exp() @ (logp - log_q)).item())
+        assert ends[0] > 1.5 * ends[1] > 3 * ends[2] > 0
+
+
+def test_report_36_controller_raises_beta_above_the_target_only():
+    """Ziegler et al. 2019: error clipped to ±0.2, gain 0.1."""
+    for kl, factor in ((12.0, 1.02), (6.6, 1.01), (6.0, 1.0), (5.4, 0.99), (0.0, 0.98), (-1.0, 0.98)):
+        assert adaptive_beta(0.1, kl, target=6.0) == near(0.1 * factor, 1e-9)
+    assert adaptive_beta(0.1, 12.0, 6.0, horizon_steps=4, clip=0.4) == near(0.11, 1e-9)
+
+
+def test_report_36_controller_settles_at_the_target():
+    """On the three-response toy the optimum's KL falls with β: 0.8037 nats belong to β = 0.5."""
+    ref, rewards, beta = torch.tensor([0.8, 0.19, 0.01]).double(), torch.arange(3.0).double(), 2.0
+    for _ in range(300):
+        p, _ = optimal_policy(ref, rewards, beta)
+        beta = adaptive_beta(beta, (p @ (p / ref).log()).item(), target=0.8037)
+    assert beta == pytest.approx(0.5, rel=1e-3)
+
+
+def test_report_37_kl_loss_does_not_cancel_in_float32():
+    r = torch.tensor([1e-4, 1e-6])
+    got = kl_loss(torch.zeros(2), r, "k3")
+    assert got.tolist() == pytest.approx([5.0002e-9, 5.0000e-13], rel=2e-5)
+
+
 def test_report_36_penalty_pulls_towards_the_reference():
     """One token, logp -1, reference -2: more beta, less reward; and the loss's slope in beta is +KL."""
     logp, logp_ref, score = torch.tensor([[-1.0]]), torch.tensor([[-2.0]]), torch.zeros(1)
@@ -117,6 +195,61 @@ def test_report_38_huge_log_ratio_stays_finite(estimator, gap):
     assert logp.grad is not None and logp.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("gap", [100.0, -100.0, 1e4])
+def test_report_38_ratios_of_huge_gaps_stay_finite(gap):
+    logp, logp_old = torch.full((1, 2), -1.0 + gap, requires_grad=True), torch.full((1, 2), -1.0)
+    for level in ("token", "sequence"):
+        ratio = importance_ratio(logp, logp_old, level=level)
+        (gradient,) = torch.autograd.grad(ratio.sum(), logp)
+        assert ratio.isfinite().all() and ratio.square().sum().isfinite() and gradient.isfinite().all()
+        assert ratio[0, 0].item() == pytest.approx(math.exp(min(gap, 20.0)), rel=1e-5)
+        assert not gradient.any() or gap < 0  # constant above the limit
+    for level in ("token", "sequence", "sequence-mean"):
+        assert truncated_importance_weight(logp, logp_old, 2.0, level=level).max() <= 2.0
+        assert truncated_importance_weight(logp, logp_old, math.inf, level=level).isfinite().all()
+
+
+def test_report_38_one_wild_token_leaves_the_others_their_gradient():
+    logp = torch.tensor([[-1.0, 99.0]], requires_grad=True)
+    importance_ratio(logp, torch.tensor([[-1.0, -1.0]])).sum().backward()
+    assert logp.grad is not None and logp.grad.tolist() == [[1.0, 0.0]]
+
+
+def test_report_39_k1_as_a_loss_is_refused_and_the_others_are_what_they_claim():
+    """p = softmax(0, 1, 2) against the uniform reference, by enumeration."""
+    theta = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    logp, log_q = theta.log_softmax(0), torch.full((3,), 1 / 3, dtype=torch.float64).log()
+    reverse, forward = logp.exp() @ (logp - log_q), log_q.exp() @ (log_q - logp)
+    for estimator, divergence in (("k2", reverse), ("k3", forward)):
+        sampled = logp.exp().detach() @ kl_loss(logp, log_q, estimator)
+        (got,) = torch.autograd.grad(sampled, theta, retain_graph=True)
+        (want,) = torch.autograd.grad(divergence, theta, retain_graph=True)
+        torch.testing.assert_close(got, want, atol=1e-12, rtol=0)
+        assert want.norm() > 0.1
+    with pytest.raises(ValueError, match="put it into the reward"):
+        kl_loss(logp, log_q, "k1")
+
+
+def test_report_40_kl_terms_are_never_negative_in_half_precision():
+    generator = torch.Generator().manual_seed(0)
+    logp, logp_ref = (-5 * torch.rand(2, 1000, generator=generator)).bfloat16()
+    for estimator in ("k2", "k3"):
+        terms = kl_loss(logp, logp_ref, estimator)
+        assert terms.dtype == torch.float32 and (terms >= 0).all()
+        torch.testing.assert_close(terms, kl_loss(logp.float(), logp_ref.float(), estimator))
+
+
+def test_report_41_which_token_blew_up():
+    """One token with gap 6 among 200: the terms are by token, so the token and its share can be named."""
+    logp = torch.full((1, 200), -1.0)
+    logp[0, 137] = -7.0
+    for estimator, value in (("k2", 18.0), ("k3", math.exp(6) - 7)):
+        terms = kl_loss(logp, torch.full((1, 200), -1.0), estimator)
+        assert terms.argmax().item() == 137
+        assert terms.max().item() == pytest.approx(value, rel=1e-6)
+        assert (terms.max() / terms.sum()).item() == 1.0
+
+
 def test_report_39_expected_gradient_of_each_estimator_as_a_loss():
     """On three outcomes: k1 gives nothing, k2 the gradient of KL, k3 that of KL(reference‖policy)."""
     theta = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
@@ -138,7 +271,9 @@ def test_report_39_expected_gradient_of_each_estimator_as_a_loss():
 def test_report_42_equal_rewards_and_group_of_one():
     advantages = group_advantages(torch.full((4,), 3.0), 4)
     assert advantages.tolist() == [0.0, 0.0, 0.0, 0.0]
-    for function in (group_advantages, leave_one_out_advantages):
+    assert maxrl_advantages(torch.full((4,), 3.0), 4).tolist() == [0.0, 0.0, 0.0, 0.0]
+    assert maxrl_advantages(torch.zeros(4), 4).tolist() == [0.0, 0.0, 0.0, 0.0]
+    for function in (group_advantages, leave_one_out_advantages, maxrl_advantages):
         with pytest.raises(ValueError, match="group_size must be at least 2"):
             function(torch.tensor([1.0]), 1)
 
@@ -151,6 +286,8 @@ def test_report_43_groups_in_any_layout(order):
         got = group_advantages(rewards, 2, scale=scale, groups=groups)
         assert got.tolist() == near(torch.tensor([a, -a, 0.0, 0.0])[order].tolist())
     got = leave_one_out_advantages(rewards, 2, groups=groups)
+    assert got.tolist() == near(torch.tensor([1.0, -1.0, 0.0, 0.0])[order].tolist())
+    got = maxrl_advantages(rewards, 2, groups=groups)
     assert got.tolist() == near(torch.tensor([1.0, -1.0, 0.0, 0.0])[order].tolist())
 
 
@@ -181,6 +318,7 @@ def test_report_47_missing_score_leaves_the_group_statistics(scale):
     assert got[:4].tolist() == near([1 / 3 / s, 0.0, -2 / 3 / s, 1 / 3 / s])
     assert got[4:].tolist() == [0.0] * 4  # nobody to compare with
     assert leave_one_out_advantages(rewards, 4)[:4].tolist() == near([0.5, 0.0, -1.0, 0.5])
+    assert maxrl_advantages(rewards, 4).tolist() == near([0.5, 0.0, -1.0, 0.5, 0.0, 0.0, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("pads", [0, 3])
@@ -209,6 +347,46 @@ def test_report_51_score_on_the_last_real_token():
     assert got.tolist() == [[0, 0, 2, 0, 0], [0, 0, 0, 0, -1], [0, 0, 0, 5, 0]]
 
 
+def test_report_51_missing_end_is_taken_off_exactly_once():
+    """[t, t, EOS, pad, pad] and [t, t, t, t, t]: the penalty lands with the score, on the last real token."""
+    ended = torch.tensor([True, False])
+    score = missing_end_penalty(torch.tensor([2.0, 2.0]), ended, penalty=1.5)
+    rewards = token_rewards(score, torch.zeros(2, 5), torch.zeros(2, 5), 0.1, mask_of(3, 5))
+    assert rewards.tolist() == [[0, 0, 2, 0, 0], [0, 0, 0, 0, 0.5]]
+    assert missing_end_penalty(torch.tensor([torch.nan]), torch.tensor([False]), 1.0).isnan().all()
+
+
+def test_report_51_overlong_penalty_is_added_once_a_response():
+    """DAPO's example: at most 20,480 tokens, 4,096 of them the buffer."""
+    lengths = torch.tensor([1, 16_384, 18_432, 20_480, 30_000])
+    assert overlong_penalty(lengths, 20_480, 4_096).tolist() == [0.0, 0.0, -0.5, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
+def test_report_52_length_balanced_micro_batches_change_nothing(order):
+    """Rows of 1, 9, 2 and 5 tokens, split in two and permuted: sums and counts are those of the one batch."""
+    mask = mask_of(1, 9, 2, 5)
+    generator = torch.Generator().manual_seed(1)
+    values, old, returns = torch.randn(3, 4, 9, generator=generator)
+    whole = value_loss(values, old, returns, 0.2, mask)
+    items, count = 0.0, 0
+    for rows in (order[:1], order[1:]):
+        loss = value_loss(values[rows], old[rows], returns[rows], 0.2, mask[rows], "none")
+        part = aggregate(loss, mask[rows])
+        items, count = items + part[0].sum().item(), count + part[1].item()
+    assert items / count == near(whole.item())
+
+
+def test_report_53_whitening_over_two_processes():
+    """Values 1 and 2 here, 3 there, with padding: the moments add up, each process holds its share."""
+    here, there = torch.tensor([[1.0, 2.0, 9.0]]), torch.tensor([[3.0, torch.nan, torch.nan]])
+    moments = masked_moments(here, torch.tensor([[True, True, False]]))
+    moments = moments + masked_moments(there, torch.tensor([[True, False, False]]))
+    assert moments.tolist() == [3.0, 6.0, 14.0]
+    assert whiten(here, torch.tensor([[True, True, False]]), moments=moments).tolist() == [[-1.0, 0.0, 0.0]]
+    assert whiten(there, torch.tensor([[True, False, False]]), moments=moments).tolist() == [[1.0, 0.0, 0.0]]
+
+
 def test_report_53_whitening_leaves_padding_alone():
     mask = torch.tensor([[True, True, True, False, False, False]])
     for pad in (0.0, 7.0, torch.nan):
@@ -225,6 +403,31 @@ def test_report_54_policy_side_of_the_clip():
     """As losses, that is negated: ratio 1.5, epsilon 0.2: -1.2 for A = +1, +1.5 for A = -1."""
     losses = -clipped_surrogate(torch.tensor([1.5, 1.5]), torch.tensor([1.0, -1.0]), 0.2)
     assert losses.tolist() == near([-1.2, 1.5])
+
+
+def test_report_54_value_loss_has_its_half():
+    """Old value 0, new 1, return 1, clip 0.2: the clipped value misses by 0.8, half its square is 0.32."""
+    old, new, target = torch.zeros(1, 1), torch.ones(1, 1), torch.ones(1, 1)
+    assert value_loss(new, old, target, clip=0.2).item() == near(0.32)
+    assert value_loss(new, old, target, clip=None).item() == 0.0
+    assert value_loss(new, None, torch.full((1, 1), 3.0), clip=None).item() == near(2.0)
+
+
+def test_report_54_clip_shares_compare_the_right_pair():
+    """A token in each of the four quadrants outside the clip, one inside, one without advantage, one pad."""
+    ratio = torch.tensor([[1.5, 0.5, 1.5, 0.5, 1.1, 9.0, 9.0]])
+    advantages = torch.tensor([[1.0, -1.0, -1.0, 1.0, 1.0, 0.0, 1.0]])
+    mask = torch.tensor([[True] * 6 + [False]])
+    assert clip_shares(ratio, advantages, mask, 0.2) == {
+        "above_dead": 1, "below_dead": 1, "above_alive": 1, "below_alive": 1, "tokens": 6
+    }  # fmt: skip
+
+
+def test_report_57_clip_counts_of_unequal_micro_batches_add_up():
+    """All of 1 token clipped and none of 9: 0.1 of the tokens, not 0.5."""
+    parts = [clip_shares(torch.full((n,), r), torch.ones(n)) for n, r in ((1, 1.5), (9, 1.0))]
+    dead, tokens = (sum(part[name] for part in parts) for name in ("above_dead", "tokens"))
+    assert dead / tokens == 0.1
 
 
 def test_report_55_micro_batches_add_up_to_the_big_batch():

@@ -13,21 +13,31 @@ from kleash.functional import (
     aggregate,
     bradley_terry_loss,
     brier_score,
+    cispo_objective,
+    clip_shares,
     clipped_surrogate,
     dpo_loss,
     exact_kl,
     expected_calibration_error,
     gae,
     group_advantages,
+    importance_ratio,
+    kl_loss,
     leave_one_out_advantages,
+    masked_moments,
+    maxrl_advantages,
     optimal_policy,
+    overlong_penalty,
     position_baseline,
     reduce,
     reinforce_loss,
     returns_to_go,
+    sapo_objective,
     sequence_logprob,
     token_logprobs,
     token_rewards,
+    truncated_importance_weight,
+    value_loss,
     whiten,
 )
 
@@ -163,6 +173,109 @@ def test_group_advantages(case, scale):
             loo.append(0.0 if math.isnan(r) or others == 0 else r - (sum(present) - r) / others)
     same(group_advantages(torch.tensor(rewards, dtype=torch.float64), size, scale), want)
     same(leave_one_out_advantages(torch.tensor(rewards, dtype=torch.float64), size), loo)
+
+
+def test_maxrl_advantages(case):
+    size = 4
+    rewards = [
+        math.nan if case.rng.random() < 0.3 else case.rng.choice((0.0, 0.0, 1.0, 0.3))
+        for _ in range(case.n * size)
+    ]
+    want = []
+    for g in range(case.n):
+        group = rewards[g * size : (g + 1) * size]
+        present = [r for r in group if not math.isnan(r)]
+        mean = sum(present) / len(present) if present else 0.0
+        want += [0.0 if math.isnan(r) or mean == 0 else (r - mean) / mean for r in group]
+    same(maxrl_advantages(torch.tensor(rewards, dtype=torch.float64), size), want)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence-mean"])
+def test_ratios_and_weights(case, level):
+    logp, other = case.matrix(), case.matrix()
+    want = [[1.0] * case.length for _ in range(case.n)]
+    for i, real in enumerate(case.real):
+        gaps = {t: (logp[i, t] - other[i, t]).item() for t in real}
+        total = sum(gaps.values())
+        row = {"sequence": total, "sequence-mean": total / max(len(real), 1)}
+        for t in real:
+            want[i][t] = math.exp(gaps[t] if level == "token" else row[level])
+    same(truncated_importance_weight(logp, other, math.inf, case.mask, level), want)
+    for cap in (1.5, 0.5):  # a masked slot is 1 below a cap of any height
+        capped = [
+            [min(w, cap) if t in case.real[i] else 1.0 for t, w in enumerate(row)]
+            for i, row in enumerate(want)
+        ]
+        same(truncated_importance_weight(logp, other, cap, case.mask, level), capped)
+    if level != "sequence":
+        same(importance_ratio(logp, other, case.mask, level.removesuffix("-mean")), want)
+
+
+def test_clip_shares(case):
+    ratio, advantages = case.matrix().exp(), case.matrix()
+    want = dict.fromkeys(("above_dead", "below_dead", "above_alive", "below_alive", "tokens"), 0)
+    for i, real in enumerate(case.real):
+        for t in real:
+            rho, a = ratio[i, t].item(), advantages[i, t].item()
+            want["tokens"] += 1
+            if rho > 1.3:
+                want["above_dead" if a > 0 else "above_alive"] += 1
+            elif rho < 0.8:
+                want["below_dead" if a < 0 else "below_alive"] += 1
+    assert clip_shares(ratio, advantages, case.mask, 0.2, 0.3) == want
+
+
+def test_cispo_and_sapo(case):
+    logp, ratio, advantages = case.matrix(), case.matrix().exp(), case.matrix()
+    rows = list(zip(*(x.flatten().tolist() for x in (logp, ratio, advantages)), strict=True))
+    same(
+        cispo_objective(logp, ratio, advantages, 0.1, 0.5),
+        [min(max(r, 0.9), 1.5) * a * z for z, r, a in rows],
+    )
+    same(cispo_objective(logp, ratio, advantages, None, 0.5), [min(r, 1.5) * a * z for z, r, a in rows])
+    tau = [2.0 if a > 0 else 3.0 for _, _, a in rows]
+    gates = [4 / x / (1 + math.exp(-x * (r - 1))) for x, (_, r, _) in zip(tau, rows, strict=True)]
+    same(
+        sapo_objective(ratio, advantages, 2.0, 3.0), [g * a for g, (_, _, a) in zip(gates, rows, strict=True)]
+    )
+
+
+@pytest.mark.parametrize("clip", [0.2, None])
+def test_value_loss(case, clip):
+    values, old, returns = case.matrix(), case.matrix(), case.matrix()
+    want = [[0.0] * case.length for _ in range(case.n)]
+    for i, real in enumerate(case.real):
+        for t in real:
+            v, o, g = (x[i, t].item() for x in (values, old, returns))
+            near = v if clip is None else min(max(v, o - clip), o + clip)
+            want[i][t] = max((v - g) ** 2, (near - g) ** 2) / 2
+    same(value_loss(values, old, returns, clip, case.mask, "none"), want)
+    tokens = max(sum(map(len, case.real)), 1)
+    same(value_loss(values, old, returns, clip, case.mask), [sum(map(sum, want)) / tokens])
+
+
+def test_kl_loss(case):
+    logp, logp_ref = case.matrix(), case.matrix()
+    want = {"k2": [], "k3": []}
+    for i in range(case.n):
+        for t in range(case.length):
+            d = (logp[i, t] - logp_ref[i, t]).item() if t in case.real[i] else 0.0
+            want["k2"].append(d * d / 2)
+            want["k3"].append(math.exp(-d) - 1 + d)
+    for estimator, values in want.items():
+        same(kl_loss(logp, logp_ref, estimator, case.mask), values)
+
+
+def test_overlong_penalty(case):
+    lengths = [case.rng.randint(0, 40) for _ in range(50)]
+    want = [0.0 if n <= 20 else (20 - n) / 10 if n <= 30 else -1.0 for n in lengths]
+    torch.testing.assert_close(overlong_penalty(torch.tensor(lengths), 30, 10), torch.tensor(want))
+
+
+def test_masked_moments(case):
+    values = case.matrix()
+    real = [values[i, t].item() for i, row in enumerate(case.real) for t in row]
+    same(masked_moments(values, case.mask), [len(real), sum(real), sum(x * x for x in real)])
 
 
 def test_whiten(case):

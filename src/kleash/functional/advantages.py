@@ -114,10 +114,11 @@ def leave_one_out_advantages(rewards: Tensor, group_size: int, groups: Tensor | 
 def maxrl_advantages(rewards: Tensor, group_size: int, groups: Tensor | None = None) -> Tensor:
     """A_i = (r_i - mean of its group) / mean of its group (MaxRL, https://arxiv.org/abs/2602.02710).
 
-    For rewards that are at least 0, success or failure first of all: with pass rate p a success is worth
-    (1 - p)/p and a failure -1, so rare successes weigh most. A group whose mean is 0, or without spread, is
-    exactly 0. Arguments, missing rewards and errors as in `group_advantages`; raises ValueError also on
-    negative rewards.
+    For rewards that are at least 0, success or failure first of all: where a share q of the group succeeds, a
+    success is worth (1 - q)/q and a failure -1, so rare successes weigh most. With success probability p the
+    expected gradient over groups of n is Σ_{k=1}^{n-1} (1 - p)^(k-1)·∇p, the first n - 1 terms of ∇ log p. A
+    group whose mean is 0, or without spread, is exactly 0. Arguments, missing rewards and errors as in
+    `group_advantages`; raises ValueError also on negative rewards.
 
     >>> maxrl_advantages(torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]), 5)
     tensor([ 0.6667,  0.6667,  0.6667, -1.0000, -1.0000])

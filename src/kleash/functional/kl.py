@@ -81,14 +81,14 @@ def kl_loss(
 ) -> Tensor:
     """A KL term of the loss, by token of the policy's own samples, to be minimised: its slope is what counts.
 
-      k2  (log π/π_ref)²/2           expected gradient: that of KL(π‖π_ref) at each visited state
-      k3  r - 1 - log r, r = π_ref/π expected gradient: that of KL(π_ref‖π) there, the other direction
+      k2  (log π/π_ref)²/2            expected gradient: that of KL(π‖π_ref) at each visited state
+      k3  r - 1 - log r, r = π_ref/π  expected gradient: that of KL(π_ref‖π) there, the other direction
 
     Neither sees that a token changes which states come after it; "KL in the reward" (`token_rewards`) does.
     The expectations are over the policy's samples: with tokens of an older policy multiply by
-    `importance_ratio`. logp, logp_ref and mask of one shape -> that shape, masked slots 0 and without
-    gradient. Raises ValueError if logp_ref requires grad, and on "k1", whose expected gradient is zero:
-    E[∇ log π] = 0, whatever the reference.
+    `importance_ratio`, detached. logp, logp_ref and mask of one shape -> that shape, masked slots 0 and
+    without gradient. Raises ValueError if logp_ref requires grad, and on "k1", whose expected gradient is
+    zero: E[∇ log π] = 0, whatever the reference.
 
     >>> kl_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-2.0, -2.0]]))
     tensor([[0.5000, 0.0000]])

@@ -31,12 +31,12 @@ def adaptive_beta(
 def lagrangian_beta(beta: float, kl: float, delta: float, rate: float) -> float:
     """max(0, β + rate·(KL - δ)): dual ascent for max E[r] subject to KL ≤ δ.
 
-    β is the constraint's multiplier and KL - δ the derivative in it of the dual, max over π of
-    E[r] - β·(KL - δ), negated: projected gradient ascent on β itself, not on its logarithm, so that β reaches
-    exactly 0 where the constraint does not bind, and leaves it again. Where it binds, KL ends *at* δ and β
-    at the value whose optimal policy has that KL. kl and delta in nats a response; rate in units of β a nat
-    (a reward on another scale wants another rate; too large a one oscillates). Raises ValueError if beta is
-    negative, if delta or rate is not above 0, and on a KL that is not finite.
+    β is the constraint's multiplier. The dual, the maximum over policies of E[r] - β·(KL - δ), has the slope
+    δ - KL in β; this is a projected gradient step down it, on β itself and not on its logarithm, so that β
+    reaches exactly 0 where the constraint does not bind, and leaves it again. Where it binds, KL ends *at* δ
+    and β at the value whose optimal policy has that KL. kl and delta in nats a response; rate in units of β
+    a nat (a reward on another scale wants another rate; too large a one oscillates). Raises ValueError if
+    beta is negative, if delta or rate is not above 0, and on a KL that is not finite.
 
     >>> [round(lagrangian_beta(0.1, kl, delta=6.0, rate=0.01), 4) for kl in (0.0, 5.0, 6.0, 10.0)]
     [0.04, 0.09, 0.1, 0.14]

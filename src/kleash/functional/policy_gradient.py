@@ -66,7 +66,7 @@ def cispo_objective(
 ) -> Tensor:
     """stop-gradient(clip(ρ, 1-ε, 1+ε_high))·A·log π, to be maximised (CISPO, MiniMax-M1).
 
-    https://arxiv.org/abs/2506.13585, Eq. 4. logp, ratio and advantages of one shape, elementwise. The clip
+    https://arxiv.org/abs/2506.13585. logp, ratio and advantages of one shape, elementwise. The clip
     bounds the *weight* of a token and never takes its gradient away: d/d log π is clip(ρ)·A everywhere.
     epsilon=None is no lower bound, as published. The ratio is detached here, that is the method; the value
     itself means nothing, its gradient does.

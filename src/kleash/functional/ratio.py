@@ -18,20 +18,21 @@ def importance_ratio(
 ) -> Tensor:
     """ρ = π/π_old, by token or one a sequence, for the surrogates of PPO, GRPO and GSPO.
 
-      token     exp(logp_t - logp_old_t)                             d ρ_t/d logp_t = ρ_t
+      token     exp(logp_t - logp_old_t)                               d ρ_t/d logp_t = ρ_t
       sequence  exp((1/m)·Σ_t (logp_t - logp_old_t)), m real tokens  d ρ/d logp_t = ρ/m
 
-    "sequence" is GSPO's (https://arxiv.org/abs/2507.18071, Eq. 7), the geometric mean of the token ratios:
-    it does not grow with length. Each token of the row holds it, so "sequence-token-mean" over the tokens
-    gives ρ·A its full gradient, and advantages are to be one a sequence. logp, logp_old, mask (N, L) ->
-    (N, L); masked slots, and rows without tokens, are 1 and carry no gradient. The log-ratio is clamped from
-    above at RATIO_LIMIT, beyond which the ratio is constant and without gradient. Raises ValueError if
-    logp_old requires grad.
+    "sequence" is GSPO's (https://arxiv.org/abs/2507.18071), the geometric mean of the token ratios: it does
+    not grow with length. Every token of the row holds it, so that "sequence-token-mean" over tokens gives
+    ρ·A its whole gradient; advantages are then one a sequence. logp, logp_old, mask (N, L) -> (N, L);
+    masked slots, and rows without tokens, are 1 and carry no gradient. The log-ratio is clamped from above
+    at RATIO_LIMIT, beyond which the ratio is constant and without gradient. Raises ValueError if logp_old
+    requires grad.
 
     >>> importance_ratio(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -2.3]]), level="sequence")
     tensor([[1.4918, 1.4918]])
     """
     check_choice("level", level, ("token", "sequence"))
+    check_floats(2, logp=logp, logp_old=logp_old)
     check_detached(logp_old=logp_old)
     gap, mask = _gaps(logp, logp_old, mask)
     if level == "sequence":
@@ -66,6 +67,7 @@ def truncated_importance_weight(
     tensor([[1.6487, 2.0000]])
     """
     check_choice("level", level, ("token", "sequence", "sequence-mean"))
+    check_floats(2, logp_trainer=logp_trainer, logp_sampler=logp_sampler)
     if not cap > 0:
         raise ValueError(f"cap must be above 0, got {cap}")
     gap, mask = _gaps(logp_trainer, logp_sampler, mask)
@@ -121,10 +123,9 @@ def clip_bounds(epsilon: float, epsilon_high: float | None) -> tuple[float, floa
 
 
 def _gaps(logp: Tensor, logp_other: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """logp - logp_other with masked slots 0, and the mask. Both are masked, not the difference: no nan."""
-    check_floats(2, logp=logp, logp_other=logp_other)
+    """logp - logp_other with masked slots 0, and the mask."""
     mask = check_mask(mask, logp)
-    return wide(logp).masked_fill(~mask, 0.0) - wide(logp_other).masked_fill(~mask, 0.0), mask
+    return (wide(logp) - wide(logp_other)).masked_fill(~mask, 0.0), mask
 
 
 def _over_row(rows: Tensor, mask: Tensor) -> Tensor:

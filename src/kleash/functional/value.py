@@ -30,17 +30,16 @@ def value_loss(
     """
     check_floats(2, values=values, returns=returns)
     check_detached(returns=returns)
-    hidden = ~check_mask(mask, values)
-    values, returns = wide(values).masked_fill(hidden, 0.0), wide(returns).masked_fill(hidden, 0.0)
+    # Masked before any arithmetic: whatever becomes of these slots, no gradient gets past this line.
+    values, returns = wide(values).masked_fill(~check_mask(mask, values), 0.0), wide(returns)
     squares = (values - returns).square()
     if clip is not None:
         if not clip > 0:
             raise ValueError(f"clip must be above 0, or None for no clip, got {clip}")
         if values_old is None:
             raise ValueError("values_old is needed to clip around; clip=None does without")
-        check_floats(values_old=values_old, values=values)
+        check_floats(values=values, values_old=values_old)
         check_detached(values_old=values_old)
-        values_old = wide(values_old).masked_fill(hidden, 0.0)
-        near = values_old + (values - values_old).clamp(-clip, clip)
+        near = wide(values_old) + (values - wide(values_old)).clamp(-clip, clip)
         squares = torch.maximum(squares, (near - returns).square())
     return reduce(squares / 2, mask, reduction, length)

@@ -54,6 +54,6 @@ def whiten(
         )
     mean = total / max(count, 1)
     spread = squares - total * mean
-    deviation = (spread / (count - 1)) ** 0.5 if count > 1 and spread > NO_SPREAD * squares else torch.inf
+    deviation = (spread / (count - 1)) ** 0.5 if spread > NO_SPREAD * squares else torch.inf
     out = (values.double() - mean) / deviation + (0.0 if shift else mean)
     return out.masked_fill(~mask, 0.0).to(wide(values).dtype)
