@@ -122,6 +122,7 @@ def test_long_rows_stay_apart_and_short_ones_stand_together() -> None:
     assert lines * width == 300
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(0, 500))
 def test_pieces_are_dealt_once_at_no_more_than_the_cost_of_one_line_or_of_a_line_each(
     sizes: list[int], head: int
@@ -138,6 +139,7 @@ def test_pieces_are_dealt_once_at_no_more_than_the_cost_of_one_line_or_of_a_line
         assert cost(lines) <= cost(apart)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=60))
 def test_no_line_is_much_wider_than_the_longest_row_or_the_scores_allow(sizes: list[int]) -> None:
     width = max(sum(sizes[i] for i in line) for line in share(sizes))
