@@ -17,7 +17,8 @@ from transformers import Cache, DynamicLayer, PreTrainedTokenizerBase
 
 from kleash.data.batches import Batch
 from kleash.errors import UsageError
-from kleash.models.forward import Head, _positions, _run, causal_model, vocabulary_head
+from kleash.models.forward import Head, vocabulary_head
+from kleash.models.states import causal_model, positions_of, run_backbone
 
 Progress = Callable[[int, int, str], None]
 
@@ -346,7 +347,7 @@ def _decode(
     device = head.weight.device
     tokens, mask = (x.to(device) for x in left_pad(prompts))
     cache = KeyValueCache(tokens.shape[1] + max_new_tokens)
-    states = _run(inner, tokens, mask, _positions(mask), cache)[:, -1]
+    states = run_backbone(inner, tokens, mask, positions_of(mask), cache)[:, -1]
     alive = torch.arange(len(prompts), device=device).repeat_interleave(
         n
     )  # prompt of each row, then the rows still going
@@ -371,7 +372,7 @@ def _decode(
             keep = going.nonzero()[:, 0]
             cache.select(keep)
             drawn, mask, position, alive = drawn[keep], mask[keep], position[keep], alive[keep]
-        states = _run(inner, drawn[:, None], mask, position[:, None], cache)[:, -1]
+        states = run_backbone(inner, drawn[:, None], mask, position[:, None], cache)[:, -1]
         position = position + 1
     return ids.cpu(), logp.cpu(), lengths.cpu(), ended.cpu()
 

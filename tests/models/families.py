@@ -31,6 +31,8 @@ FAMILIES: dict[str, dict[str, object]] = {
     "mistral": LLAMA | {"sliding_window": 5},
     "qwen2": LLAMA | {"use_sliding_window": False},
     "qwen3": LLAMA,
+    "qwen3_moe": LLAMA | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "gemma": LLAMA,
     "gemma2": LLAMA
     | {
         "sliding_window": 4,
@@ -45,7 +47,11 @@ FAMILIES: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"],
     },
     "phi": {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5},
+    "phi3": {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"partial_rotary_factor": 0.5},
+    "olmo": {k: v for k, v in LLAMA.items() if k != "head_dim"},
     "olmo2": LLAMA,
+    "smollm3": LLAMA | {"no_rope_layers": [1, 0]},
+    "starcoder2": {k: v for k, v in LLAMA.items() if k != "head_dim"} | {"sliding_window": None},
     "granite": LLAMA | {"logits_scaling": 3.0, "embedding_multiplier": 2.0, "residual_multiplier": 0.7},
     "cohere": LLAMA | {"logit_scale": 0.25},
     "falcon": COMMON | {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "alibi": False},

@@ -137,7 +137,7 @@ def test_verify_forward_passes_and_catches_an_unknown_head(family: str) -> None:
         return out
 
     model.forward = scaled
-    with pytest.raises(Exception, match="head does something this library does not know"):
+    with pytest.raises(Exception, match="head or its attention does something this library does not know"):
         verify_forward(model)
 
 

@@ -21,7 +21,8 @@ from kleash.measure.judges import Judges, load_judge
 from kleash.measure.rollouts import evaluate_rollouts
 from kleash.models import autocast, load_model
 from kleash.models.attention import use_grouped_attention
-from kleash.models.forward import Dtype, causal_model, vocabulary_head
+from kleash.models.forward import Dtype, vocabulary_head
+from kleash.models.states import causal_model
 from kleash.rewards.call import TIMEOUT
 from kleash.sampling import Progress, Rollouts, sample
 

@@ -61,7 +61,9 @@ class TrainConfig:
     micro_batch_size: int | None = option(
         None, "most items in one forward pass; by default the whole step's", minimum=1
     )
-    micro_batch_tokens: int | None = option(None, "most padded tokens in one forward pass", minimum=1)
+    micro_batch_tokens: int | None = option(
+        None, "most tokens in one forward pass, each row counted as long as the longest", minimum=1
+    )
     learning_rate: float = option(1e-5, "peak learning rate of AdamW", minimum=0.0)
     schedule: Literal["constant", "linear", "cosine"] = option(
         "constant", "course of the learning rate after the warm-up"

@@ -1,9 +1,8 @@
-"""Run a language model over a batch and keep only what training and measurement need.
+"""From the hidden states of a batch to what training and measurement need.
 
 The next-token shift lives here and nowhere else: the state at position t predicts token t+1. Only positions
 whose next token is a trained one reach the vocabulary projection, and that projection works in chunks, so
-`(N, T, V)` logits never exist. A prefix that rows of a group share is computed once and its keys and values
-are reused.
+`(N, T, V)` logits never exist.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
 
 from kleash.data.batches import Batch
 from kleash.errors import UsageError
 from kleash.functional.chunked import linear_kl, linear_logprobs
+from kleash.models.states import causal_model, states_at, token_states
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -71,11 +70,6 @@ class PositionStats:
     mask: Tensor
 
 
-def causal_model(model: nn.Module) -> PreTrainedModel:
-    """The transformers model inside an adapter wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
-
-
 def vocabulary_head(model: nn.Module) -> Head:
     """The projection from states to logits, with the architecture's scaling and soft cap."""
     inner = causal_model(model)
@@ -92,56 +86,47 @@ def verify_forward(model: nn.Module, tolerance: float = 1e-4) -> float:
     """Largest gap between our log-probs and the model's own forward pass on a few tokens; UsageError past
     tolerance.
 
-    An architecture with a head we do not know (another scaling, another cap) is refused here rather than
-    trained wrong.
+    Two rows that share a prompt go the way that training takes, then each alone through the model. An
+    architecture with a head we do not know (another scaling, another cap), or in which rows side by side
+    disturb each other, is refused here rather than trained wrong.
     """
     inner = causal_model(model)
-    vocabulary = inner.config.get_text_config().vocab_size
-    tokens = torch.arange(1, 7, device=inner.device)[None] % vocabulary
-    mask = torch.ones_like(tokens, dtype=torch.bool)
-    trained = mask.clone()
-    trained[:, :2] = False
+    batch = _two_answers(inner.config.get_text_config().vocab_size).to(inner.device)
     was_training = inner.training
     inner.eval()
     with torch.no_grad():
-        ours, _ = batch_logprobs(model, Batch(tokens, mask, trained))
-        logits = model(input_ids=tokens, attention_mask=mask.long()).logits.float().log_softmax(-1)
+        ours, trained = batch_logprobs(model, batch)
+        rows = zip(batch.tokens, batch.attention_mask, batch.response_mask, strict=True)
+        theirs = torch.cat([_own_logprobs(model, ids[real], aim[real]) for ids, real, aim in rows])
     inner.train(was_training)
-    theirs = logits[:, 1:-1].gather(-1, tokens[:, 2:, None])[..., 0]
-    gap = float((ours - theirs).abs().max())
+    gap = float((ours[trained] - theirs).abs().max())
     if not gap <= tolerance:
         raise UsageError(
             f"model: the log-probabilities of {type(inner).__name__} computed from its hidden states "
-            f"differ from its "
-            f"own by {gap:.2g} nats (at most {tolerance:g} is accepted): its head does something this "
-            f"library does not "
-            "know. Please report the architecture."
+            f"differ from its own by {gap:.2g} nats (at most {tolerance:g} is accepted): its head or its "
+            "attention does something this library does not know. Please report the architecture."
         )
     return gap
 
 
-def _run(
-    model: PreTrainedModel, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any = None
-) -> Tensor:
-    """Last hidden states (N, T, H) of the backbone."""
-    return model.base_model(
-        input_ids=tokens,
-        attention_mask=mask.long(),
-        position_ids=positions,
-        cache=cache,
-        use_cache=cache is not None,
-    ).last_hidden_state
+def _two_answers(vocabulary: int) -> Batch:
+    """A prompt of three tokens with answers of two and of four."""
+    tokens = torch.tensor([[1, 2, 3, 4, 5, 0, 0], [1, 2, 3, 6, 7, 8, 9]]) % vocabulary
+    column = torch.arange(7)
+    mask = column < torch.tensor([[5], [7]])
+    return Batch(tokens, mask, mask & (column >= 3), 2, torch.tensor([3]))
 
 
-def _positions(mask: Tensor) -> Tensor:
-    return (mask.long().cumsum(-1) - 1).clamp_min(0)
+def _own_logprobs(model: nn.Module, ids: Tensor, trained: Tensor) -> Tensor:
+    """Log-probs of the trained tokens of one row (T,), through the model's own head."""
+    logits = model(input_ids=ids[None], attention_mask=torch.ones_like(ids)[None]).logits[0]
+    logp = logits[:-1].float().log_softmax(-1)
+    return logp.gather(-1, ids[1:, None])[trained[1:], 0]
 
 
 @dataclass
 class _Layout:
-    """Where the states that predict trained tokens sit: flat row numbers into (states of rows, then of
-    prefixes).
-    """
+    """Where the trained tokens of a batch stand, and where among its row's trained tokens each belongs."""
 
     rows: Tensor  # (M,) row of each trained token
     column: Tensor  # (M,) its place among the row's trained tokens
@@ -161,7 +146,7 @@ class _Layout:
 
 def _layout(batch: Batch) -> _Layout:
     rows, at = batch.response_mask.nonzero(as_tuple=True)
-    if bool((at == 0).any()):
+    if not bool((batch.attention_mask[rows, at - 1] & (at > 0)).all()):
         raise ValueError("the first token of a row cannot be trained: nothing precedes it")
     column = (batch.response_mask.long().cumsum(-1) - 1)[rows, at]
     length = int(batch.response_mask.sum(-1).max()) if len(rows) else 0
@@ -171,49 +156,8 @@ def _layout(batch: Batch) -> _Layout:
 def response_states(model: nn.Module, batch: Batch) -> tuple[Tensor, _Layout]:
     """Hidden states (M, H) that predict the M trained tokens of a batch, and where those tokens belong."""
     layout = _layout(batch)
-    inner = causal_model(model)
-    if batch.shared_prefix is None:
-        states = _run(inner, batch.tokens, batch.attention_mask, _positions(batch.attention_mask))
-        return states[layout.rows, layout.at - 1], layout
-    prefix_states, row_states, start = _shared_prefix_states(inner, batch)
-    local = (
-        layout.at - 1 - start[layout.rows]
-    )  # −1: the prefix's own last state predicts the first token after it
-    if bool((local < -1).any()):
-        raise ValueError("a trained token lies inside the shared prefix")
-    groups = layout.rows // batch.group_size
-    after = row_states[layout.rows, local.clamp_min(0)]
-    before = prefix_states[groups, -1]  # prefixes are right-aligned
-    return torch.where((local < 0)[:, None], before, after), layout
-
-
-def _shared_prefix_states(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """States of each group's prefix (G, P, H) and of what follows it in each row (N, R, H); prefix lengths
-    (N,).
-    """
-    size, lengths = batch.group_size, batch.shared_prefix
-    assert lengths is not None
-    start = lengths.repeat_interleave(size)
-    prefix, prefix_mask = _prefixes(batch, lengths)
-    tail = torch.arange(int((batch.attention_mask.sum(-1) - start).max()), device=start.device)
-    index = (start[:, None] + tail).clamp_max(batch.tokens.shape[1] - 1)
-    rest = batch.tokens.gather(1, index)
-    rest_mask = batch.attention_mask.gather(1, index) & (start[:, None] + tail < batch.tokens.shape[1])
-    cache = DynamicCache()
-    prefix_states = _run(model, prefix, prefix_mask, _positions(prefix_mask), cache)
-    cache.batch_repeat_interleave(size)
-    mask = torch.cat([prefix_mask.repeat_interleave(size, 0), rest_mask], dim=1)
-    row_states = _run(model, rest, mask, start[:, None] + tail, cache)
-    return prefix_states, row_states, start
-
-
-def _prefixes(batch: Batch, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Each group's shared prefix, right-aligned: ids and mask (G, P)."""
-    first = batch.tokens[:: batch.group_size]
-    width = int(lengths.max())
-    column = torch.arange(width, device=lengths.device) - (width - lengths)[:, None]
-    mask = column >= 0
-    return first.gather(1, column.clamp_min(0)), mask
+    states, place = token_states(model, batch)
+    return states_at(states, place[layout.rows, layout.at - 1]), layout
 
 
 def batch_logprobs(
@@ -266,18 +210,12 @@ def batch_kl(
     return PositionStats(kl, logp, logp_ref, entropy, layout.mask())
 
 
-def last_token_states(model: PreTrainedModel, batch: Batch) -> Tensor:
+def last_token_states(model: nn.Module, batch: Batch) -> Tensor:
     """Hidden state (N, H) at each row's last real token, wherever the padding is."""
-    if batch.shared_prefix is None:
-        states = _run(model, batch.tokens, batch.attention_mask, _positions(batch.attention_mask))
-        places = torch.arange(batch.tokens.shape[1], device=states.device)
-        last = (batch.attention_mask.long() * places).argmax(-1)
-        return states[torch.arange(len(states), device=states.device), last]
-    _, row_states, start = _shared_prefix_states(model, batch)
-    last = batch.attention_mask.sum(-1) - start - 1
-    if bool((last < 0).any()):
-        raise ValueError("a row holds nothing after its shared prefix")
-    return row_states[torch.arange(len(last), device=last.device), last]
+    states, place = token_states(model, batch)
+    column = torch.arange(batch.tokens.shape[1], device=place.device)
+    last = (batch.attention_mask * column).argmax(-1, keepdim=True)
+    return states_at(states, place.gather(1, last)[:, 0])
 
 
 def response_logprobs(

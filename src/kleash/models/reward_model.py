@@ -16,8 +16,9 @@ from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 from kleash.data.batches import Batch
 from kleash.errors import UsageError
 from kleash.models.attention import use_grouped_attention
-from kleash.models.forward import causal_model, last_token_states
+from kleash.models.forward import last_token_states
 from kleash.models.load import load_tokenizer, load_weights, resolve_source
+from kleash.models.states import causal_model
 
 HEAD = "score.weight"
 META = "reward_model.json"

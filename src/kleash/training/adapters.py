@@ -12,7 +12,7 @@ from torch import nn
 
 from kleash.methods.options import TrainConfig
 from kleash.models import RewardModel
-from kleash.models.forward import causal_model
+from kleash.models.states import causal_model
 
 
 def add_adapters(policy: nn.Module, config: TrainConfig) -> nn.Module:
@@ -71,6 +71,11 @@ class AdaptersOff(nn.Module):
     def device(self) -> Any:
         """Where the model is."""
         return self.inner.device
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of its weights."""
+        return self.inner.dtype
 
     def get_output_embeddings(self) -> nn.Module:
         """The output head, which has no adapter."""

@@ -69,7 +69,7 @@ def _key(method: Method, identity: str, feed: OfflineFeed, config: TrainConfig, 
     """
     digest = hashlib.sha256()
     facts: list[Any] = [
-        "v1", method.name, identity, str(compute_dtype(config.dtype)), processes.device.type,
+        "v2", method.name, identity, str(compute_dtype(config.dtype)), processes.device.type,
         torch.__version__, transformers.__version__, config.seed, config.batch_size,
         config.micro_batch_size, config.micro_batch_tokens, processes.world, len(feed.train),
     ]  # fmt: skip
