@@ -78,6 +78,21 @@ class GroupConfig(PolicyConfig):
                 "samples_per_prompt=1: a response is compared with the others to its prompt, and there would "
                 "be none. Choose 2 or more (4 to 16 are usual)."
             )
+        lowered = [
+            name
+            for name, on in (
+                ("beta in the reward", self.kl_in == "reward" and self.controls_kl),
+                ("missing_end_penalty", self.missing_end_penalty > 0.0),
+                ("overlong_buffer", self.overlong_buffer > 0),
+            )
+            if on
+        ]
+        if self.advantage == "maxrl" and lowered:
+            raise UsageError(
+                f"advantage=maxrl with {lowered[0]}: MaxRL divides by the group's mean score, which must be "
+                "0 or above, and this takes something off the scores. Leave it out, or put the KL into the "
+                "loss (kl_in=loss)."
+            )
 
 
 @dataclass(frozen=True)
@@ -125,7 +140,7 @@ def collect(models: Models, prompts: Sequence[PromptIds], config: GroupConfig, c
     """Sample, score, and turn scores into advantages within each group."""
     scored, sampled, metrics = gather_groups(models, prompts, config, context)
     beta = beta_now(models, config)
-    charged = beta > 0.0 or config.kl_control != "fixed"
+    charged = config.controls_kl
     if charged or context.exact_kl:
         scored = with_reference(models, scored, config)
     metrics |= metrics_of(models, scored, config, context, sampled)
@@ -211,6 +226,7 @@ def advantages_of(rewards: Tensor, config: GroupConfig, context: Context) -> Ten
     if config.advantage == "leave-one-out":
         return leave_one_out_advantages(rewards, size)
     if config.advantage == "maxrl":
+        _refuse_negative(rewards)
         return maxrl_advantages(rewards, size)
     if config.scale != "batch_std":
         return group_advantages(rewards, size, config.scale)
@@ -219,6 +235,16 @@ def advantages_of(rewards: Tensor, config: GroupConfig, context: Context) -> Ten
     deviation = (squares / count.clamp(min=1) - (sums / count.clamp(min=1)) ** 2).clamp(min=0).sqrt()
     centred = group_advantages(rewards, size, "none")
     return centred / deviation.to(centred) if deviation > 0 else torch.zeros_like(centred)
+
+
+def _refuse_negative(rewards: Tensor) -> None:
+    lowest = float(rewards.nan_to_num(0.0).min()) if len(rewards) else 0.0
+    if lowest < 0.0:
+        raise UsageError(
+            f"reward: a score of {lowest:g}, and advantage=maxrl divides by the mean score of a group, which "
+            "must be 0 or above. Give scores from 0 up (1 for right, 0 for wrong), or choose "
+            "advantage=leave-one-out."
+        )
 
 
 def _conventions(config: GroupConfig) -> dict[str, str]:

@@ -37,6 +37,8 @@ from kleash.methods.options import TrainConfig
 from kleash.methods.policy_batch import PolicyBatch
 from kleash.models.value import TokenOutputs, token_outputs
 
+ADAPTIVE_CLIP = 0.2  # the relative error of the KL that moves beta fastest (Ziegler et al. 2019)
+
 
 @dataclass(kw_only=True)
 class PolicyConfig(OnlineConfig):
@@ -83,7 +85,12 @@ class PolicyConfig(OnlineConfig):
         "KL ≤ kl_target",
     )
     kl_target: float | None = option(None, "nats a response that kl_control aims at", above=0.0)
-    kl_rate: float = option(0.1, "how fast beta follows: its relative change per step at most", above=0.0)
+    kl_rate: float = option(
+        0.01,
+        "how fast beta follows. adaptive: the share of beta that a step may change it by; constraint: the "
+        "change of beta for every nat that the KL is off",
+        above=0.0,
+    )
 
     # several updates on the same rollouts
     rollout_epochs: int = option(1, "passes over each step's rollouts", minimum=1)
@@ -143,7 +150,7 @@ class PolicyConfig(OnlineConfig):
             )
 
     def _check_kl(self) -> None:
-        charged = self.beta > 0.0 or self.kl_control != "fixed"
+        charged = self.controls_kl
         if charged and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise UsageError(
                 "kl_estimator=k1 in the loss pulls nowhere: the expectation of its gradient is 0. Charge it "
@@ -161,6 +168,16 @@ class PolicyConfig(OnlineConfig):
             )
         if self.kl_control == "adaptive" and self.beta == 0.0:
             raise UsageError("kl_control=adaptive multiplies beta, and beta=0 stays 0: start above it.")
+        if self.kl_control == "adaptive" and self.kl_rate > ADAPTIVE_CLIP:
+            raise UsageError(
+                f"kl_rate={self.kl_rate:g} with kl_control=adaptive: at most {ADAPTIVE_CLIP:g} of beta a "
+                "step, or it swings instead of following."
+            )
+
+    @property
+    def controls_kl(self) -> bool:
+        """Whether the KL is charged anywhere."""
+        return self.beta > 0.0 or self.kl_control != "fixed"
 
     @property
     def updates(self) -> int:
@@ -177,8 +194,6 @@ class PolicyConfig(OnlineConfig):
         """epsilon_high, epsilon by default."""
         return self.epsilon if self.epsilon_high is None else self.epsilon_high
 
-
-ADAPTIVE_CLIP = 0.2  # the relative error of the KL that moves beta fastest (Ziegler et al. 2019)
 
 OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Tensor, Any], Tensor]] = {
     "clip": lambda logp, ratio, a, c: clipped_surrogate(ratio, a, c.epsilon, c.high),
@@ -241,8 +256,11 @@ def _kl_terms(out: TokenOutputs, batch: PolicyBatch, config: PolicyConfig) -> Te
     if config.kl_estimator == "exact":
         assert out.kl is not None
         return out.kl
-    assert batch.logp_ref is not None and config.kl_estimator != "k1"  # refused in check
-    return kl_loss(out.logp, batch.logp_ref, config.kl_estimator, out.mask)
+    assert batch.logp_ref is not None and batch.logp_old is not None
+    assert config.kl_estimator != "k1"  # refused in check
+    terms = kl_loss(out.logp, batch.logp_ref, config.kl_estimator, out.mask)
+    # After the first update the tokens are an older policy's: weighing them keeps the gradient's meaning.
+    return terms * importance_ratio(out.logp.detach(), batch.logp_old, out.mask)
 
 
 RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
@@ -344,7 +362,7 @@ def conventions(config: PolicyConfig) -> dict[str, str]:
         "policy-gradient": "A·log π",
     }
     kl = "none (beta=0); drift is measured all the same"
-    if config.beta or config.kl_control != "fixed":
+    if config.controls_kl:
         meaning = {
             "k1": "per response, sampled: the log-ratio summed over its tokens",
             "k2": "gradient of KL(policy‖reference) at the visited states, sampled token",
