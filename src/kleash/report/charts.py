@@ -21,6 +21,13 @@ PROXY, GOLD = "reward (proxy)", "gold"
 DRIFT_KEYS = ("kl/exact", "kl/k1", "kl/k3")  # which measure of drift a metrics row offers, best first
 
 MOST_DOTS = 20  # of one path
+PASS_BINS = {  # metric -> what the share of prompts is of; from red to green
+    "pass/none": ("no response right", "#b5482f"),
+    "pass/low": ("up to a third", "#d99a4e"),
+    "pass/middle": ("up to two thirds", "#cfc9a5"),
+    "pass/high": ("more, not all", "#7fae8b"),
+    "pass/all": ("all right", "#2f7d5b"),
+}
 
 # Curves, in order: metric keys (first that exists wins), title, unit.
 CURVES: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -35,7 +42,9 @@ CURVES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (("reward_model/accuracy", "reward/accuracy"), "Reward-model accuracy", "share"),
     (("length/mean",), "Response length", "tokens"),
     (("ended/share",), "Responses that ended", "share"),
-    (("entropy/mean",), "Entropy", "nats/token"),
+    (("pass/mean",), "Responses that are right", "share"),
+    (("policy/entropy",), "Entropy", "nats/token"),
+    (("policy/sampler_gap",), "Gap between sampler and trainer", "nats/token"),
     (("optim/grad_norm",), "Gradient norm", ""),
 )
 
@@ -206,6 +215,45 @@ def _path(one: Series) -> tuple[str, list[Point]]:
             if len(points) > 2 * len(best[1]) or (not best[1] and points):
                 best = (key, points)
     return best
+
+
+def pass_rate_charts(series: Sequence[Series]) -> list[Chart]:
+    """How the pass rates of the sampled prompts are distributed along training: a stacked area a run."""
+    charts = []
+    for one in series:
+        rows = [row for row in one.metrics if all(finite(row.get(key)) is not None for key in PASS_BINS)]
+        rows = [row for row in rows if row.get("split", "train") == "train"]
+        together = -(-len(rows) // MOST_DOTS)
+        blocks = [rows[i : i + together] for i in range(0, len(rows), together)] if rows else []
+        if len(blocks) < 3:
+            continue
+        points = [
+            {
+                "step": sum(row["step"] for row in block) / len(block),
+                "share": sum(row[key] for row in block) / len(block),
+                "bin": name,
+                "order": order,
+            }
+            for block in blocks
+            for order, (key, (name, _)) in enumerate(PASS_BINS.items())
+        ]
+        names, colours = zip(*PASS_BINS.values(), strict=True)
+        chart = alt.Chart(_values(points)).mark_area(opacity=0.9).encode(
+            x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1, tickCount=5)),
+            y=alt.Y("share:Q", title=None, stack="normalize", axis=alt.Axis(tickCount=4, format="%")),
+            color=alt.Color(
+                "bin:N",
+                scale=alt.Scale(domain=list(names), range=list(colours)),
+                legend=alt.Legend(orient="bottom", title=None, columns=3),
+            ),
+            order=alt.Order("order:Q"),
+            tooltip=["bin:N", alt.Tooltip("step:Q", format=".0f"), alt.Tooltip("share:Q", format=".2f")],
+        )  # fmt: skip
+        each = "one step" if together == 1 else f"the mean of {together} steps"
+        caption = f"Share of the step's prompts by how many of their responses are right; a point is {each}."
+        title = f"Pass rates, {one.label}" if len(series) > 1 else "Pass rates"
+        charts.append(Chart(title, caption, _finish(chart, 240, "Distribution of pass rates by step")))
+    return charts
 
 
 def sweep_chart(sweep: Sequence[Mapping[str, Any]]) -> Chart | None:

@@ -50,7 +50,7 @@ def _page(runs: list[RunFolder], title: str | None) -> str:
         "columns": measured_columns(entries),
         "intervals": [] if single else charts.interval_charts(entries, labels),
         "statements": [(run.label, found) for run in runs if (found := view.statements(_verdict(run)))],
-        "curves": charts.curve_charts(series, labels, first),
+        "curves": charts.curve_charts(series, labels, first) + charts.pass_rate_charts(series),
         "drift": [chart for chart in drift if chart is not None],
         "samples": _samples(runs),
         "checks": [(run.label, listed) for run in runs if (listed := _checks(run))],

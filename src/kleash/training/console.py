@@ -51,7 +51,7 @@ class Console:
     def steps(self, name: str, total: int, done: int = 0) -> Iterator[Bar]:
         """A bar over `total` steps, `done` of them already behind."""
         if self.quiet or not self.rich.is_terminal:
-            yield Lines(self, name, total)
+            yield Lines(self, name, total, done)
             return
         width = 24 if self.rich.width >= NARROW else 12
         taken = len(f"{name} {total}/{total} ") + width + 1 + SPEED_AND_TIME
@@ -101,15 +101,13 @@ class Live(Bar):
 class Lines(Bar):
     """A line of text now and then, with speed and time left."""
 
-    def __init__(self, console: Console, name: str, total: int) -> None:
-        self.console, self.name, self.total = console, name, total
+    def __init__(self, console: Console, name: str, total: int, done: int = 0) -> None:
+        self.console, self.name, self.total, self.first = console, name, total, done
         self.started = self.shown = time.monotonic()
-        self.first: int | None = None
 
     def update(self, done: int, values: dict[str, Any]) -> None:
         """See Bar."""
         now = time.monotonic()
-        self.first = done - 1 if self.first is None else self.first
         if now - self.shown < QUIET_SECONDS and done < self.total:
             return
         self.shown = now
