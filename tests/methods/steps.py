@@ -113,11 +113,28 @@ class Bench:
             return response_logprobs(model, *ids, rollouts.prompt_mask, rollouts.response_mask)
 
 
-def bench(name: str, tiny: Any, *, start: int = 2, prompts: int | None = None, **changes: Any) -> Bench:
+def in_two(one: Callable[..., Any], other: Callable[..., Any]) -> tuple[Any, Any]:
+    """What two processes get: each calls its function with a `gather` that joins what both give to it. What
+    is given must not depend on what came back before.
+    """
+    given: list[list[Tensor]] = [[], []]
+    for mine, work in zip(given, (one, other), strict=True):
+        work(gather=lambda tensor, mine=mine: mine.append(tensor) or tensor)
+    assert [t.shape for t in given[0]] == [t.shape for t in given[1]], "gathered tensors have one shape"
+    joined = [iter([torch.cat(pair) for pair in zip(*given, strict=True)]) for _ in given]
+    return tuple(
+        work(gather=lambda tensor, mine=mine: next(mine))
+        for mine, work in zip(joined, (one, other), strict=True)
+    )
+
+
+def bench(
+    name: str, tiny: Any, *, start: int = 2, prompts: int | None = None, tokenizer: Any = None, **changes: Any
+) -> Bench:
     """A method on the tiny model of seed 1 with that of seed `start` as reference."""
     options = {**SHAPE, "reward": varied, **changes}
     config = build(METHODS[name].config, options)
-    tokenizer = changes.get("tokenizer") or tiny.tokenizer()
+    tokenizer = tokenizer or tiny.tokenizer()
     models = Models(tiny.model(1), tokenizer, frozen_copy(tiny.model(start)), reward=config.reward)
     method = METHODS[name]
     if method.prepare is not None:

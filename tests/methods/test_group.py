@@ -1,6 +1,5 @@
-"""The group-relative methods: what public failures of other libraries say must hold, through collect and loss.
-
-Numbers in names are those of the failure reports.
+"""The group-relative methods, and what all online methods share: public failures of other libraries, by their
+numbers, through collect and loss.
 """
 
 from __future__ import annotations
