@@ -24,6 +24,7 @@ class TrainConfig:
     )
     data: Any = option(REQUIRED, "training rows: a file, a hub name, a datasets.Dataset or a list of dicts")
     data_split: str = option("train", "which split of a hub data set to read")
+    prompt_column: str = option("prompt", "the column that holds the prompt, where it is called otherwise")
     limit: int | None = option(None, "read at most this many training rows", minimum=1)
     bad_rows: Literal["error", "drop", "strict"] = option(
         "error",

@@ -106,7 +106,7 @@ def prepare(method: Method, config: Any, processes: Processes) -> Job:
 
 def _read(method: Method, config: TrainConfig) -> tuple[Rows, Rows | None]:
     """Training rows and held-out rows (None where none are wanted)."""
-    options: dict[str, Any] = {"bad_rows": config.bad_rows}
+    options: dict[str, Any] = {"bad_rows": config.bad_rows, "prompt_column": config.prompt_column}
     rows = read_rows(_texts(config.data), method.kind, split=config.data_split, limit=config.limit, **options)
     if config.eval_data is not None:
         return rows, read_rows(_texts(config.eval_data), method.kind, split=config.data_split, **options)
