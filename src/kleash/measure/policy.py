@@ -44,6 +44,7 @@ def measure(
     batch_rows: int = 64,
     chat: ChatMode = "auto",
     timeout: float | None = TIMEOUT,
+    reward_workers: int = 0,
     dtype: Dtype = "float32",
     sampling_dtype: Dtype = "auto",
     progress: Progress | None = None,
@@ -73,8 +74,11 @@ def measure(
         )
     policy, tokenizer = load_model(model)
     reference = reference_model(reference, policy)
-    proxy, judge = (load_judge(spec, tokenizer, standardise=standardise_reward) for spec in (reward, gold))
-    judges = Judges(proxy, judge, timeout, score_unfinished)
+    proxy, judge = (
+        load_judge(spec, tokenizer, standardise=standardise_reward, option=option)
+        for option, spec in (("reward", reward), ("gold", gold))
+    )
+    judges = Judges(proxy, judge, timeout, score_unfinished, reward_workers)
     items, notes = prompt_items(prompts, policy, tokenizer, chat=chat, max_new_tokens=max_new_tokens)
     with autocast(sampling_dtype, next(policy.parameters()).device.type):
         rollouts = sample(

@@ -124,6 +124,12 @@ class TrainConfig:
     reward_timeout: float = option(
         60.0, "seconds a call of a reward function may take before its scores count as missing", above=0.0
     )
+    reward_workers: int = option(
+        0,
+        "threads that call a reward function with one response at a time, each with reward_timeout of its "
+        "own; 0: one call with all",
+        minimum=0,
+    )
     standardise_reward: bool = option(
         True, "give a reward model's scores in units of its recorded deviation from its recorded mean"
     )

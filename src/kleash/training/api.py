@@ -25,7 +25,7 @@ from kleash.training.setup import Job, prepare
 FREE_ON_RESUME = {
     "resume", "out", "steps", "epochs", "log_every", "eval_every", "save_every", "keep_checkpoints",
     "tracker", "quiet", "preflight", "measure", "eval_prompts", "eval_prompt_count", "eval_samples",
-    "reward_timeout",
+    "reward_timeout", "reward_workers",
 }  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def measure_policy(job: Job, bar: Bar) -> Evaluation:
         seed=step_seed(config.seed, 0) % 2**31,
         batch_rows=config.sampling_rows,
         timeout=config.reward_timeout,
+        reward_workers=config.reward_workers,
         sampling_dtype=config.dtype,
         progress=bar.progress,
     )

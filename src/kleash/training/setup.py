@@ -170,7 +170,7 @@ def _judge(name: str, config: TrainConfig, tokenizer: Any, processes: Processes)
     spec = getattr(config, name)
     if spec is None:
         return None
-    judge = load_reward(spec, standardise=config.standardise_reward, dtype=config.dtype)
+    judge = load_reward(spec, standardise=config.standardise_reward, dtype=config.dtype, option=name)
     for part in reward_models(judge):
         part.check_tokenizer(tokenizer)
         part.model.to(processes.device)
