@@ -131,7 +131,10 @@ def test_check_marks_trained_tokens_and_writes_nothing(
 ) -> None:
     outcome = kleash("check", *dpo(folder, tiny_folder, tmp_path / "never"))
     assert outcome.code == 0, outcome.err
-    assert re.search(r"The \w+ was⟦ ?\w+ and.*⟧", outcome.out)
+    assert re.search(r"^row 1, chosen, trained tokens in ⟦ ⟧:\nThe food was⟦ ?good and.*⟧", outcome.out, re.M)
+    assert re.search(
+        r"^row 1, rejected, trained tokens in ⟦ ⟧:\nThe food was⟦ ?bad and.*⟧", outcome.out, re.M
+    )
     assert "ok   initial loss" in outcome.out
     assert "FAIL" not in outcome.out
     assert not (tmp_path / "never").exists()

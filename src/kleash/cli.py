@@ -472,9 +472,10 @@ def _print_warnings(warnings: list[str]) -> None:
 
 def _print_check(report: CheckReport) -> None:
     """The rows with trained tokens in ⟦ ⟧, then a line a finding."""
-    for number, pieces in enumerate(report.rows, start=1):
-        show(f"row {number}, trained tokens in ⟦ ⟧:")
-        show(_marked(pieces) + "\n")
+    for row in report.rows:
+        marked = ", trained tokens in ⟦ ⟧" if any(trained for _, trained in row.pieces) else ""
+        show(f"{row.name}{marked}:")
+        show(_marked(row.pieces) + "\n")
     marks = {True: "ok  ", False: "FAIL", None: "    "}
     for finding in report.findings:
         show(f"{marks[finding.passed]} {finding.name}: {finding.message}")
