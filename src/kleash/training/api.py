@@ -134,6 +134,11 @@ def _start(job: Job, run: Run, loop: Loop, console: Console) -> None:
                 f"{state['total_steps']}, which schedule={config.schedule} depends on. Resume with the same "
                 "steps."
             )
+        if state["step"] > job.total_steps:
+            raise UsageError(
+                f"resume=true with {job.total_steps} steps, but {state['step']} are done in {newest}. "
+                f"Give steps={state['step']} or more, or start another run for fewer."
+            )
         loop.restore(state)
         console.note(f"Going on from {newest}: step {loop.done} of {job.total_steps} is done.")
     if processes.main:
