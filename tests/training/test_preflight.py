@@ -80,6 +80,21 @@ def test_report_33_sampler_and_trainer_must_agree(tiny: Any, monkeypatch: pytest
     assert wrong.passed is False and wrong.figure > 1e-3
 
 
+@pytest.mark.parametrize("method", ["dpo", "reinforce"])
+def test_a_column_that_the_reward_lacks_is_said_before_training(
+    method: str, tiny: Any, tmp_path: Path
+) -> None:
+    """Of DPO it is the measurement at the end that would need it."""
+
+    def grade(responses: list[str], answer: list[str]) -> list[float]:
+        return [0.0] * len(responses)
+
+    options = tiny.options(method, tmp_path / "run", reward=grade, measure=method == "dpo")
+    with pytest.raises(UsageError, match="reward grade needs answer, but what it can be given is"):
+        train(method, **options)
+    assert not any((tmp_path / "run").iterdir())
+
+
 def test_a_mask_that_trains_the_prompt_is_refused(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def measure(
     proxy, judge = (load_judge(spec, tokenizer, standardise=standardise_reward) for spec in (reward, gold))
     judges = Judges(proxy, judge, timeout, score_unfinished)
     items, notes = prompt_items(prompts, policy, tokenizer, chat=chat, max_new_tokens=max_new_tokens)
+    judges.check_columns(items)
     with autocast(sampling_dtype, next(policy.parameters()).device.type):
         rollouts = sample(
             policy,
