@@ -17,7 +17,7 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from kleash import terminal
-from kleash.cli import app, command
+from kleash.cli import _print_held_out, app, command
 from kleash.errors import RunError, UsageError
 from kleash.report import Entry, final_table
 
@@ -124,6 +124,35 @@ def test_train_prints_table_and_paths(folder: Path, tiny_folder: Path, tmp_path:
     assert "Drift" in outcome.out
     assert f"Run: {tmp_path / 'again'}" in outcome.out
     assert f"Report: {tmp_path / 'again' / 'report.html'}" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        ({"loss": 6.2271}, "Held out: loss 6.23\n"),
+        (
+            {"loss": 0.69, "dpo/logp_chosen": -24.9, "dpo/margin": -0.5, "dpo/accuracy": 0.75},
+            "Held out: loss 0.690, accuracy 0.750, margin −0.500; the rest is in evaluation.json\n",
+        ),
+        (
+            {"kl/k1": 2.0, "kl/exact": 2.5, "reward/mean": 1.0, "reward/missing": 0.0},
+            "Held out: reward 1, drift 2.50; the rest is in evaluation.json\n",
+        ),
+        ({}, ""),
+    ],
+)
+def test_train_prints_the_few_held_out_figures_that_matter(
+    held_out: dict[str, float], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "out", Console(width=120))
+    _print_held_out(held_out)
+    assert capsys.readouterr().out == said
+
+
+def test_train_names_the_stages_of_the_measurement(folder: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    outcome = kleash("train", *dpo(folder, tiny_folder, tmp_path / "staged"))
+    stages = re.findall(r"^(\w+) \d+/\d+ ", outcome.err, re.M)
+    assert stages == ["dpo", "sampled", "measured"]
 
 
 def test_check_marks_trained_tokens_and_writes_nothing(

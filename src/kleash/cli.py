@@ -458,11 +458,26 @@ def _print_table(rows: list[tuple[Any, ...]]) -> None:
     show_table(final_table([Entry(*row) for row in rows]))
 
 
+HELD_OUT = {
+    "loss": "loss", "accuracy": "accuracy", "margin": "margin", "reward/mean": "reward", "gold/mean": "gold",
+    "kl/exact": "drift",
+}  # fmt: skip
+"""The held-out metrics that are printed, by the ends of their names, and what they are called there."""
+
+
 def _print_held_out(held_out: dict[str, float]) -> None:
-    """Loss and accuracy on the held-out rows, and whatever else the method reports on them."""
-    figures = [f"{name} {value:.4g}" for name, value in held_out.items() if isinstance(value, float)]
+    """The few figures on the held-out rows that say how the training went, and where all of them are."""
+    from kleash.report.text import format_number
+
+    figures = [
+        f"{word} {format_number(value)}"
+        for end, word in HELD_OUT.items()
+        for name, value in held_out.items()
+        if f"/{name}".endswith(f"/{end}")
+    ]
     if figures:
-        show("Held out: " + ", ".join(figures))
+        rest = "; the rest is in evaluation.json" if len(held_out) > len(figures) else ""
+        show(f"Held out: {', '.join(figures)}{rest}")
 
 
 def _print_warnings(warnings: list[str]) -> None:

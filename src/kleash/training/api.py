@@ -170,8 +170,8 @@ def _finish(job: Job, run: Run, loop: Loop, console: Console) -> None:
         save_model(policy, job.models.tokenizer, run.model)
         evaluation = {"step": loop.done, "held_out": held_out, **record}
         if job.prompts:
-            with console.steps("measuring", len(job.prompts) * job.config.eval_samples) as bar:
-                measured = measure_policy(job, bar)
+            with console.stages() as progress:
+                measured = measure_policy(job, progress)
             evaluation = {**measured.to_json(samples=False), **evaluation}
             evaluation["warnings"] = [*measured.warnings, *loop.watch.warnings]
             mark = {"step": loop.done, "policy": run.path.name, "measured": True}
