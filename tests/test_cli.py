@@ -276,6 +276,14 @@ def test_dial(tmp_path: Path) -> None:
     assert "<html" in (tmp_path / "dial.html").read_text()[:500]
 
 
+def test_the_dial_leaves_the_report_of_a_run_alone(run: Path) -> None:
+    before = (run / "report.html").read_bytes()
+    assert kleash("dial", "--out", run).out == f"{run / 'dial.html'}\n"
+    assert (run / "report.html").read_bytes() == before
+    assert "The β dial" in (run / "dial.html").read_text(encoding="utf-8")
+    (run / "dial.html").unlink()
+
+
 def test_lab_on_a_tiny_model(tmp_path: Path) -> None:
     outcome = kleash("lab", "--preset", "tiny", "--out", tmp_path / "lab")
     assert outcome.code == 0, outcome.err

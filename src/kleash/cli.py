@@ -378,7 +378,11 @@ def report(
 
 
 @app.command()
-def dial(out_file: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("dial.html")) -> None:
+def dial(
+    out_file: Annotated[
+        Path, typer.Option("--out", help="File to write, or the folder of dial.html.")
+    ] = Path("dial.html"),
+) -> None:
     """Write the beta dial: a page to turn the KL coefficient and watch the optimal policy."""
     from kleash.report import write_dial
 
