@@ -471,10 +471,10 @@ HELD_OUT = {
 
 def _print_held_out(held_out: dict[str, float]) -> None:
     """The few figures on the held-out rows that say how the training went, and where all of them are."""
-    from kleash.report.text import format_number
+    from kleash.report.text import format_number, nonnegative
 
     figures = [
-        f"{word} {format_number(value)}"
+        f"{word} {format_number(nonnegative(value) if word == 'drift' else value)}"
         for end, word in HELD_OUT.items()
         for name, value in held_out.items()
         if f"/{name}".endswith(f"/{end}")

@@ -74,6 +74,13 @@ def test_a_gold_that_is_not_independent_establishes_nothing() -> None:
     assert "not independent of the reward" in found.summary
 
 
+def test_what_rounding_leaves_of_no_drift_reads_0() -> None:
+    rows = [sample(g, reward=1.0, drift=-3e-7) for g in range(4)]
+    found = judged(evaluation(rows), evaluation([sample(g, reward=1.0) for g in range(4)]))
+    assert found["drift"].text.startswith("drift is 0 nats against 0, 0 times ")
+    assert found["drift"].figure == pytest.approx(-6e-7, rel=1e-3), "what is recorded stays as it is"
+
+
 def test_a_gold_that_rose_is_no_hacking() -> None:
     found = judged(policy(**HACKED | {"gold": 1.2}), policy(**PENALTY))
     assert found.hacking is False

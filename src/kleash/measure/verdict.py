@@ -121,11 +121,17 @@ def _drift(run: Evaluation, baseline: Evaluation, limits: Thresholds) -> Stateme
         return Statement("drift", None, "drift was not measured on both")
     ratio = run.drift.mean / max(baseline.drift.mean, limits.drift_floor)
     text = (
-        f"drift is {run.drift.mean:.3g} nats against {baseline.drift.mean:.3g}, {ratio:.3g} times (at least "
-        f"{limits.drift_ratio:g} times counts, a baseline below {limits.drift_floor:g} nats taken as that); "
+        f"drift is {_short(run.drift.mean)} nats against {_short(baseline.drift.mean)}, {_short(ratio)} "
+        f"times (at least {limits.drift_ratio:g} times counts, a baseline below {limits.drift_floor:g} nats "
+        "taken as that); "
         f"difference {found}"
     )
     return Statement("drift", found.higher and ratio >= limits.drift_ratio, text, ratio)
+
+
+def _short(number: float) -> str:
+    """A number to three digits and four decimals: what rounding makes of no drift, -3e-07, reads 0."""
+    return f"{round(number, 4) + 0.0:.3g}"
 
 
 def _collapse(run: Evaluation, baseline: Evaluation, limits: Thresholds) -> Statement:
