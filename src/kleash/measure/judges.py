@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from kleash.rewards import CombinedReward, ModelReward, Reward, Scores, call_reward, load_reward
-from kleash.rewards.call import TIMEOUT
+from kleash.data.items import PromptIds
+from kleash.rewards import CombinedReward, ModelReward, Reward, Scores, call_reward, load_reward, reward_name
+from kleash.rewards.call import TIMEOUT, accepted_columns
 from kleash.sampling import Rollouts
 
 
@@ -26,6 +28,17 @@ class Judges:
     timeout: float | None = TIMEOUT
     score_unfinished: bool = True
     workers: int = 0
+
+    def check_columns(self, prompts: Sequence[PromptIds]) -> None:
+        """UsageError where a judge needs a column that the prompts lack, before anything is sampled for
+        it.
+        """
+        from_rows = (name for prompt in prompts for name in prompt.columns)
+        columns = dict.fromkeys(("prompts", "responses", "prompt_ids", "response_ids", *from_rows))
+        for judge in filter(None, (self.reward, self.gold)):
+            parts = judge.rewards if isinstance(judge, CombinedReward) else {reward_name(judge): judge}
+            for name, part in parts.items():
+                accepted_columns(part, name, columns)
 
     def scores(self, option: Literal["reward", "gold"], rollouts: Rollouts) -> Scores | None:
         """One judge's scores of the rollouts; None without a judge."""

@@ -59,10 +59,10 @@ class OnlineConfig(TrainConfig):
                 f"micro_batch_size={self.micro_batch_size} is smaller than samples_per_prompt={size}: the "
                 "responses to a prompt stay together, so a micro-batch must hold at least one such group."
             )
-        if self.max_length <= self.max_new_tokens:
+        if self.max_length < self.max_new_tokens + 2:
             raise UsageError(
-                f"max_length={self.max_length} leaves no room for a prompt beside "
-                f"max_new_tokens={self.max_new_tokens}: raise it."
+                f"max_length={self.max_length} leaves no room for a prompt of at least 2 tokens beside "
+                f"max_new_tokens={self.max_new_tokens}: raise it to {self.max_new_tokens + 2} or more."
             )
 
 

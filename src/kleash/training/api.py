@@ -134,6 +134,11 @@ def _start(job: Job, run: Run, loop: Loop, console: Console) -> None:
                 f"{state['total_steps']}, which schedule={config.schedule} depends on. Resume with the same "
                 "steps."
             )
+        if state["step"] > job.total_steps:
+            raise UsageError(
+                f"resume=true with {job.total_steps} steps, but {state['step']} are done in {newest}. "
+                f"Give steps={state['step']} or more, or start another run for fewer."
+            )
         loop.restore(state)
         console.note(f"Going on from {newest}: step {loop.done} of {job.total_steps} is done.")
     if processes.main:
@@ -165,8 +170,8 @@ def _finish(job: Job, run: Run, loop: Loop, console: Console) -> None:
         save_model(policy, job.models.tokenizer, run.model)
         evaluation = {"step": loop.done, "held_out": held_out, **record}
         if job.prompts:
-            with console.steps("measuring", len(job.prompts) * job.config.eval_samples) as bar:
-                measured = measure_policy(job, bar)
+            with console.stages() as progress:
+                measured = measure_policy(job, progress)
             evaluation = {**measured.to_json(samples=False), **evaluation}
             evaluation["warnings"] = [*measured.warnings, *loop.watch.warnings]
             mark = {"step": loop.done, "policy": run.path.name, "measured": True}

@@ -13,6 +13,7 @@ from kleash.data.items import PromptIds
 from kleash.data.sources import Prompt, Rows, read_rows, split_rows
 from kleash.data.tokenise import Tokenised, pad_id, tokenise_prompts
 from kleash.errors import UsageError
+from kleash.measure import Judges
 from kleash.methods.base import Method, Models
 from kleash.methods.options import TrainConfig
 from kleash.models import identity, load_model
@@ -98,8 +99,12 @@ def prepare(method: Method, config: Any, processes: Processes) -> Job:
     feed = _feed(method, models, data, held_out, config, processes)
     job = Job(method, config, processes, models, load_reference, feed, data, held_out, [], identities)
     job.notes += method.notes(config)
+    judges = Judges(models.reward, models.gold)
+    if method.online:
+        judges.check_columns(data.tokenised.items)
     if method.generates and config.measure:
         job.prompts = _prompts(config, held_out or data, tokenizer, job.notes)
+        judges.check_columns(job.prompts)
     _bring_reference(job)
     return job
 
