@@ -78,8 +78,8 @@ def read_rows(
     Rows from which nothing can be learnt (an empty answer, equal answers) are dropped and counted; malformed
     rows are an error. `bad_rows="drop"` drops and counts both, `"strict"` makes both an error. Ranked rows
     stay ranked: see `pairs_from_ranked`. `advise` has the error name bad_rows=drop. `prompt_column` names the
-    column that holds the prompt, where it is called otherwise (`question`). Raises UsageError naming source, row, what was found and a right row, and when none is
-    left.
+    column that holds the prompt, where it is called otherwise (`question`). Raises UsageError naming source,
+    row, what was found and a right row, and when none is left.
     """
     if kind not in EXAMPLES:
         raise UsageError(f"Unknown kind of rows '{kind}'; expected one of {', '.join(EXAMPLES)}.")

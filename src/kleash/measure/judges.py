@@ -35,10 +35,12 @@ class Judges:
         """
         from_rows = (name for prompt in prompts for name in prompt.columns)
         columns = dict.fromkeys(("prompts", "responses", "prompt_ids", "response_ids", *from_rows))
-        for judge in filter(None, (self.reward, self.gold)):
+        for option, judge in (("reward", self.reward), ("gold", self.gold)):
+            if judge is None:
+                continue
             parts = judge.rewards if isinstance(judge, CombinedReward) else {reward_name(judge): judge}
             for name, part in parts.items():
-                accepted_columns(part, name, columns)
+                accepted_columns(part, f"{option} {name}", columns)
 
     def scores(self, option: Literal["reward", "gold"], rollouts: Rollouts) -> Scores | None:
         """One judge's scores of the rollouts; None without a judge."""
