@@ -91,6 +91,7 @@ class TrainConfig:
     eval_every: int | None = option(
         None, "steps between evaluations on held-out rows; there is always one at the end", minimum=1
     )
+    eval_at_start: bool = option(False, "evaluate before step 1 too, to have both ends of the course")
     save_every: int | None = option(None, "steps between checkpoints", minimum=1)
     keep_checkpoints: int = option(1, "how many checkpoints are kept", minimum=1)
     tracker: str | None = option(

@@ -24,7 +24,7 @@ from kleash.training.setup import Job, prepare
 # Options that may differ when a run is resumed: they say how far and how often, not what is computed.
 FREE_ON_RESUME = {
     "resume", "out", "steps", "epochs", "log_every", "eval_every", "save_every", "keep_checkpoints",
-    "tracker", "quiet", "preflight", "measure", "eval_prompts", "eval_prompt_count", "eval_samples",
+    "tracker", "quiet", "preflight", "measure", "eval_at_start", "eval_prompts", "eval_prompt_count", "eval_samples",
     "reward_timeout", "reward_workers",
 }  # fmt: skip
 
@@ -177,6 +177,8 @@ def _finish(job: Job, run: Run, loop: Loop, console: Console) -> None:
             mark = {"step": loop.done, "policy": run.path.name, "measured": True}
             run.append("samples.jsonl", ({**mark, **sample.to_json()} for sample in measured.samples))
         run.write_json("evaluation.json", evaluation)
+        if job.models.memory.tries:
+            run.write_json("pass_rates.json", job.models.memory.to_json()["tries"])
         console.note(f"Done: {run.path}")
     processes.wait()
     processes.end_tracker()
