@@ -24,7 +24,8 @@ from kleash.training.setup import Job, prepare
 # Options that may differ when a run is resumed: they say how far and how often, not what is computed.
 FREE_ON_RESUME = {
     "resume", "out", "steps", "epochs", "log_every", "eval_every", "save_every", "keep_checkpoints",
-    "tracker", "quiet", "preflight", "measure", "eval_at_start", "eval_prompts", "eval_prompt_count", "eval_samples",
+    "tracker", "quiet", "preflight", "measure", "eval_at_start", "eval_prompts", "eval_prompt_count",
+    "eval_samples",
     "reward_timeout", "reward_workers",
 }  # fmt: skip
 
