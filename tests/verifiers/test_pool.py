@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import kleash
 from kleash.errors import RunError, UsageError
 from kleash.verifiers import Reply, ask, pool, require
 
-pytest.importorskip("math_verify")
+pytestmark = pytest.mark.skipif(find_spec("math_verify") is None, reason="needs the extra verifiers")
 SOURCE = str(Path(kleash.__path__[0]).parent)
 TOWER = "9^{9^{9^9}}"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
-BRACES = re.compile(r"\\+boxed\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace, like any escape, is passed over
+BRACES = re.compile(
+    r"\\{1,2}boxed\s*\{|\\.|[{}]", re.DOTALL
+)  # an escaped brace, like any escape, is passed over
 SPACING = re.compile(r"\\[,;:! ]|\\(?:left|right|q?quad)(?![A-Za-z])|[$~]")
 WRAPPED = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
 LOOSE_SPACE = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
