@@ -137,7 +137,7 @@ def with_reference(models: Models, scored: Scored, config: OnlineConfig) -> Scor
                 temperature=part.temperature,
                 forbidden=part.forbidden,
             )
-        out[rows, : logp.shape[1]] = logp.float().to(out.device)
+        out[rows, : logp.shape[1]] = logp.to(out)
     return replace(scored, logp_ref=out)
 
 
