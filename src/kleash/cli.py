@@ -464,7 +464,7 @@ def _print_options(method: str) -> None:
     from kleash.training import find_method
 
     found = find_method(method)
-    show(f"{method}: {found.summary}")
+    show(_wrapped(f"{method}: {found.summary}"))
     shared = options(TrainConfig)
     listed = options(found.config)
     show("\nAs in every method:\n")
@@ -478,8 +478,13 @@ def _print_options(method: str) -> None:
 
 
 def _print_option(o: Option) -> None:
-    show(f"{o.name}={o.written_default}  ({o.type})")
-    show(textwrap.fill(o.help, out.width, initial_indent="    ", subsequent_indent="    "))
+    show(_wrapped(f"{o.name}={o.written_default}  ({o.type})"))
+    show(_wrapped(f"    {o.help}"))
+
+
+def _wrapped(text: str) -> str:
+    """Text in lines that fit the terminal, all but the first indented."""
+    return textwrap.fill(text, out.width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _print_table(rows: list[tuple[Any, ...]]) -> None:
