@@ -394,7 +394,11 @@ def report(
 
 
 @app.command()
-def dial(out_file: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("dial.html")) -> None:
+def dial(
+    out_file: Annotated[
+        Path, typer.Option("--out", help="File to write, or the folder of dial.html.")
+    ] = Path("dial.html"),
+) -> None:
     """Write the beta dial: a page to turn the KL coefficient and watch the optimal policy."""
     from kleash.report import write_dial
 
@@ -493,11 +497,26 @@ def _print_table(rows: list[tuple[Any, ...]]) -> None:
     show_table(final_table([Entry(*row) for row in rows]))
 
 
+HELD_OUT = {
+    "loss": "loss", "accuracy": "accuracy", "margin": "margin", "reward/mean": "reward", "gold/mean": "gold",
+    "kl/exact": "drift",
+}  # fmt: skip
+"""The held-out metrics that are printed, by the ends of their names, and what they are called there."""
+
+
 def _print_held_out(held_out: dict[str, float]) -> None:
-    """Loss and accuracy on the held-out rows, and whatever else the method reports on them."""
-    figures = [f"{name} {value:.4g}" for name, value in held_out.items() if isinstance(value, float)]
+    """The few figures on the held-out rows that say how the training went, and where all of them are."""
+    from kleash.report.text import format_number, nonnegative
+
+    figures = [
+        f"{word} {format_number(nonnegative(value) if word == 'drift' else value)}"
+        for end, word in HELD_OUT.items()
+        for name, value in held_out.items()
+        if f"/{name}".endswith(f"/{end}")
+    ]
     if figures:
-        show("Held out: " + ", ".join(figures))
+        rest = "; the rest is in evaluation.json" if len(held_out) > len(figures) else ""
+        show(f"Held out: {', '.join(figures)}{rest}")
 
 
 def _print_warnings(warnings: list[str]) -> None:
@@ -507,9 +526,10 @@ def _print_warnings(warnings: list[str]) -> None:
 
 def _print_check(report: CheckReport) -> None:
     """The rows with trained tokens in ⟦ ⟧, then a line a finding."""
-    for number, pieces in enumerate(report.rows, start=1):
-        show(f"row {number}, trained tokens in ⟦ ⟧:")
-        show(_marked(pieces) + "\n")
+    for row in report.rows:
+        marked = ", trained tokens in ⟦ ⟧" if any(trained for _, trained in row.pieces) else ""
+        show(f"{row.name}{marked}:")
+        show(_marked(row.pieces) + "\n")
     marks = {True: "ok  ", False: "FAIL", None: "    "}
     for finding in report.findings:
         show(f"{marks[finding.passed]} {finding.name}: {finding.message}")

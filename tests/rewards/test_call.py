@@ -72,11 +72,11 @@ def test_report_48_the_reward_sees_the_prompt_that_produced_the_answer() -> None
 
     prompts = [str(i) for i in range(7)]
     responses = [f"{i} and so on" for i in range(7)]
-    for rows in (None, 1, 2, 3, 7, 100):
-        assert (
-            score_texts(starts_with_its_prompt, prompts, responses, rows_per_call=rows).values.tolist()
-            == [1.0] * 7
-        )
+    for workers in (0, 1, 2, 3, 7, 100):
+        for order in (range(7), range(6, -1, -1), (3, 0, 6, 1, 5, 2, 4)):
+            rows = [prompts[i] for i in order], [responses[i] for i in order]
+            scores = score_texts(starts_with_its_prompt, *rows, workers=workers)
+            assert scores.values.tolist() == [1.0] * 7
 
 
 def test_trl_functions_get_completions_and_their_ids() -> None:
@@ -178,7 +178,7 @@ def test_a_reward_that_raises_names_function_line_and_error() -> None:
     ):
         score(grade)
     with pytest.raises(RunError, match=r"while scoring response 2 of 3 \(prompt 'one'\)"):
-        score(grade, rows_per_call=1)
+        score(grade, workers=1)
 
 
 def test_exit_inside_a_reward_does_not_pass_for_a_hang() -> None:
@@ -207,9 +207,10 @@ def test_report_71_a_row_that_hangs_is_missing_and_the_run_goes_on() -> None:
 
     started = time.perf_counter()
     with pytest.warns(
-        RuntimeWarning, match=r"slow did not return within 0.1 seconds: 1 responses from response 2 of 3"
+        RuntimeWarning,
+        match=r"slow did not return within 0.1 seconds: 1 responses, the first response 2 of 3",
     ):
-        scores = score_texts(slow, PROMPTS, RESPONSES, timeout=0.1, rows_per_call=1)
+        scores = score_texts(slow, PROMPTS, RESPONSES, timeout=0.1, workers=1)
     assert time.perf_counter() - started < 5
     assert scores.present.tolist() == [True, False, True]
     assert (scores.missing, scores.hung) == (1, 1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -70,6 +70,28 @@ class Console:
             task = progress.add_task(name, total=total, completed=done, figures="")
             yield Live(progress, task, self.rich.width - taken)
 
+    @contextmanager
+    def stages(self) -> Iterator[Stages]:
+        """A `progress(done, total, note)` callback for library functions, with a bar for each stage."""
+        with ExitStack() as stack:
+            yield Stages(self, stack)
+
+
+class Stages:
+    """Progress of a library function as bars, a new one whenever it names another stage."""
+
+    def __init__(self, console: Console, stack: ExitStack) -> None:
+        self.console, self.stack = console, stack
+        self.bar: Bar | None = None
+        self.note = ""
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        if self.bar is None or note != self.note:
+            self.stack.close()
+            self.bar = self.stack.enter_context(self.console.steps(note, total))
+            self.note = note
+        self.bar.progress(done, total)
+
 
 class Bar:
     """Where a loop reports; does nothing by itself."""
@@ -77,7 +99,7 @@ class Bar:
     def update(self, done: int, values: dict[str, Any]) -> None:
         """`done` steps are behind, with these metrics."""
 
-    def progress(self, done: int, total: int, note: str) -> None:
+    def progress(self, done: int, total: int) -> None:
         """The same for library functions that count their own work."""
         self.update(done, {})
 
@@ -94,7 +116,7 @@ class Live(Bar):
         if values:
             self.bar.update(self.task, figures=figures(values, self.room))
 
-    def progress(self, done: int, total: int, note: str) -> None:
+    def progress(self, done: int, total: int) -> None:
         """See Bar."""
         self.bar.update(self.task, completed=done, total=total)
 
