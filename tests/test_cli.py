@@ -19,7 +19,9 @@ from typer.testing import CliRunner
 from kleash import terminal
 from kleash.cli import _print_held_out, app, command
 from kleash.errors import RunError, UsageError
+from kleash.methods import METHODS
 from kleash.report import Entry, final_table
+from kleash.training.console import figures
 
 COMMANDS = ["lab", "train", "check", "sample", "measure", "compare", "sweep", "report", "dial", "fetch"]
 PAIRS = [
@@ -109,6 +111,25 @@ def test_options_of_a_method_are_listed() -> None:
     assert outcome.code == 0
     assert re.search(r"^beta=0\.1  \(number\)\n    \w+", outcome.out, re.M)
     assert re.search(r"^data=required", outcome.out, re.M)
+
+
+def test_options_end_with_those_of_the_method_and_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal.out, "width", 80)
+    shared, own = kleash("train", "grpo", "--options").out.split("\nOf grpo:\n")
+    assert max(len(line) for line in (shared + own).splitlines()) <= 80
+    assert "\nseed=0 " in shared and "\nbatch_size=64 " in own and "\nadvantage=group " in own
+    assert "\nresume=false " in shared
+
+
+def test_help_of_train_names_every_method_in_80_columns() -> None:
+    lines = kleash("train", "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if re.match(r"  [a-z]", line)} >= set(METHODS)
+
+
+def test_progress_shows_reward_and_drift_before_counts() -> None:
+    values = {"loss": 0.0, "groups/all_right": 0.5, "pass/mean": 0.5, "kl/k1": 2.0, "reward/mean": 1.0}
+    assert figures(values).split("  ")[:3] == ["loss 0", "reward/mean 1", "kl/k1 2"]
 
 
 # ---- every command once

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kleash.errors import KLeashError, UsageError
-from kleash.terminal import debugging, hide_loading_bars, in_full, progress, say, show, show_table
+from kleash.terminal import debugging, hide_loading_bars, in_full, out, progress, say, show, show_table
 
 if TYPE_CHECKING:
+    from kleash.config import Option
     from kleash.lab.lab import LabResult
     from kleash.training import CheckReport
 
@@ -42,6 +44,20 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             say("kleash: interrupted.")
             raise typer.Exit(130) from error
+
+
+class Train(TyperCommand):
+    """`train`, whose help ends with the methods: found by their recipes, so that it does without torch."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """A line a method, from the first comment of its recipe."""
+        names = sorted(path.stem.removesuffix("-tiny") for path in RECIPES.glob("*-tiny.yaml"))
+        with formatter.section("Methods, each with recipes METHOD.yaml and METHOD-tiny.yaml"):
+            formatter.write_dl([(name, _first_comment(RECIPES / f"{name}.yaml")) for name in names])
+
+
+def _first_comment(recipe: Path) -> str:
+    return recipe.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
 app = typer.Typer(
@@ -158,7 +174,7 @@ def lab(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Train)
 def train(
     target: Target,
     overrides: Overrides = None,
@@ -446,14 +462,33 @@ def _prompt_rows(source: str, limit: int | None) -> Any:
 
 
 def _print_options(method: str) -> None:
+    """The options that all methods have alike, then those that this one adds or sets otherwise."""
     from kleash.config import options
+    from kleash.methods import TrainConfig
     from kleash.training import find_method
 
     found = find_method(method)
-    show(f"{method}: {found.summary}\n")
-    for o in options(found.config):
-        default = "required" if o.required else "none" if o.default is None else str(o.default)
-        show(f"{o.name}={default}  ({o.type})\n    {o.help}")
+    show(_wrapped(f"{method}: {found.summary}"))
+    shared = options(TrainConfig)
+    listed = options(found.config)
+    show("\nAs in every method:\n")
+    for o in listed:
+        if o in shared:
+            _print_option(o)
+    show(f"\nOf {method}:\n")
+    for o in listed:
+        if o not in shared:
+            _print_option(o)
+
+
+def _print_option(o: Option) -> None:
+    show(_wrapped(f"{o.name}={o.written_default}  ({o.type})"))
+    show(_wrapped(f"    {o.help}"))
+
+
+def _wrapped(text: str) -> str:
+    """Text in lines that fit the terminal, all but the first indented."""
+    return textwrap.fill(text, out.width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _print_table(rows: list[tuple[Any, ...]]) -> None:

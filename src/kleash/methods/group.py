@@ -55,20 +55,22 @@ class GroupConfig(PolicyConfig):
     samples_per_prompt: int = redefault(OnlineConfig, "samples_per_prompt", 8)
     advantage: Literal["group", "leave-one-out", "maxrl"] = option(
         "group",
-        "what a score is compared with: its group's mean (divided by scale); the mean of the others; or the "
-        "mean, divided by the mean (MaxRL, for scores from 0 up)",
+        "what a score is compared with: its group's mean, the difference divided as scale says; the mean of "
+        "the others; or its group's mean, the difference divided by that mean (MaxRL; scores from 0 up)",
     )
     scale: Literal["std", "sample_std", "batch_std", "none"] = option(
         "std",
-        "advantage=group: divided by the group's population deviation, its sample deviation, the whole "
-        "step's population deviation, or by nothing",
+        "advantage=group, what the difference is divided by: the group's population deviation, its sample "
+        "deviation, the whole step's population deviation, or nothing",
     )
     no_spread: Literal["keep", "drop", "resample"] = option(
         "keep",
-        "groups whose responses all score alike: counted in the mean with gradient 0, left out, or replaced "
-        "by groups of further prompts",
+        "groups whose responses all score alike, and so teach nothing: counted in the mean with gradient 0, "
+        "left out of it, or replaced by groups of further prompts",
     )
-    resample_rounds: int = option(4, "no_spread=resample: at most this many rounds of sampling", minimum=1)
+    resample_rounds: int = option(
+        4, "no_spread=resample: at most so many rounds of sampling a step", minimum=1
+    )
 
     def check(self) -> None:
         """See TrainConfig.check."""
@@ -130,7 +132,7 @@ TABLE: dict[str, Row] = {
              "group",         "std",  "token",    "cispo",           0.2,  0.4,    "token-mean"),
     "sapo": Row("a soft gate in place of the clip (arXiv 2511.20347)",
              "group",         "std",  "token",    "sapo",            0.2,  None,   "sequence-token-mean"),
-    "maxrl": Row("advantage over the group's mean: nearer to maximum likelihood (MaxRL)",
+    "maxrl": Row("advantage over the group's mean: nearer to maximum likelihood (arXiv 2602.02710)",
              "maxrl",         "none", "token",    "clip",            0.2,  None,   "sequence-mean"),
 }
 # fmt: on

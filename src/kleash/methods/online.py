@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kleash.config import option, redefault
+from kleash.config import option
 from kleash.data.items import PromptIds
 from kleash.data.tokenise import tokenise_prompts
 from kleash.errors import UsageError
@@ -29,7 +29,7 @@ from kleash.sampling import Rollouts, join, sample
 class OnlineConfig(TrainConfig):
     """Options of methods that train on text they sample themselves."""
 
-    batch_size: int = redefault(TrainConfig, "batch_size", 64)
+    batch_size: int = option(64, "responses sampled in each step, over all processes", minimum=1)
     samples_per_prompt: int = option(1, "responses sampled to each prompt in a step", minimum=1)
     unfinished: Literal["keep", "drop"] = option(
         "keep", "responses cut off at max_new_tokens: trained like the others, or left out and counted"

@@ -54,7 +54,11 @@ class TrainConfig:
     )
 
     # how long, how fast
-    steps: int | None = option(None, "optimizer steps; by default as many as epochs need", minimum=1)
+    steps: int | None = option(
+        None,
+        "steps, each on one batch of rows or of sampled responses; by default as many as epochs need",
+        minimum=1,
+    )
     epochs: float = option(1.0, "passes over the data, when steps is not given", above=0.0)
     batch_size: int = option(
         8, "items per optimizer step, over all processes: rows, pairs or responses", minimum=1

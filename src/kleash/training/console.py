@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 SHOWN = 5  # metrics beside the bar
+FIRST = ("loss", "reward/mean", "gold/mean", "kl/k1", "length/mean")  # before a method's others
 NARROW = 100  # columns, below which the bar is half as wide
 SPEED_AND_TIME = len("99.99 it/s 0:00:00 ")
 QUIET_SECONDS = 15.0  # between lines where there is no terminal
@@ -141,11 +142,11 @@ class Lines(Bar):
 
 
 def figures(values: dict[str, Any], room: int | None = None) -> str:
-    """The loss and the first few metrics, short; of them as many as there is room for."""
+    """The first few metrics, those that tell most before the rest; as many as there is room for."""
     names = [
         n for n in values if n == "loss" or ("/" in n and not n.startswith(("optim/", "time/", "tokens/")))
     ]
-    names.sort(key=lambda n: n != "loss")
+    names.sort(key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))
     text = ""
     for part in [f"{n} {values[n]:.4g}" for n in names[:SHOWN] if isinstance(values[n], int | float)]:
         longer = f"{text}  {part}" if text else part
