@@ -63,19 +63,24 @@ class Scores:
         return ~self.values.isnan()
 
     def take(self, rows: Sequence[int]) -> Scores:
-        """The scores of some responses, in that order; `hung` stays that of the whole call."""
+        """The scores of some responses, in that order; `hung` and `logged` stay those of the whole call."""
         values = self.values[list(rows)]
         parts = {name: part[list(rows)] for name, part in self.parts.items()}
-        return Scores(values, int(values.isnan().sum()), parts, self.hung)
+        return Scores(values, int(values.isnan().sum()), parts, self.hung, self.logged)
 
     @classmethod
     def join(cls, several: Sequence[Scores]) -> Scores:
         """The scores of several calls of one reward, one after another."""
+        logged: dict[str, tuple[float, float]] = {}
+        for name, (said, count) in (item for scores in several for item in scores.logged.items()):
+            before = logged.get(name, (0.0, 0.0))
+            logged[name] = before[0] + said, before[1] + count
         return cls(
             torch.cat([scores.values for scores in several]),
             sum(scores.missing for scores in several),
             {name: torch.cat([scores.parts[name] for scores in several]) for name in several[0].parts},
             sum(scores.hung for scores in several),
+            logged,
         )
 
 
@@ -369,18 +374,22 @@ class _StillWaiting(Exception):
 def _awaited(returned: Awaitable[Any], timeout: float | None) -> Any:
     """What an async function returns, on an event loop that all calls share, as its clients expect."""
 
-    async def result() -> Any:
-        return await returned
+    async def outcome() -> tuple[Any, BaseException | None]:
+        try:
+            return await returned, None
+        except Exception as error:  # a TimeoutError of the function's own must not pass for ours
+            return None, error
 
-    future = asyncio.run_coroutine_threadsafe(result(), _event_loop(os.getpid()))
+    future = asyncio.run_coroutine_threadsafe(outcome(), _event_loop(os.getpid()))
     try:
-        return future.result(timeout)
-    except concurrent.futures.TimeoutError as error:
-        if future.done():  # the function's own
-            raise
+        result, error = future.result(timeout)
+    except concurrent.futures.TimeoutError as waited:
         future.cancel()
         _event_loop.cache_clear()  # if it blocks the loop, the next call must not wait behind it
-        raise _StillWaiting from error
+        raise _StillWaiting from waited
+    if error is not None:
+        raise error
+    return result
 
 
 @functools.cache
