@@ -28,7 +28,7 @@ class Memory:
     processes.
 
     beta: the KL coefficient as it stands, where it is controlled. tries: for each prompt by its row number,
-    [step, right, sampled] of each of its visits.
+    [step, right, scored] of each of its visits.
     """
 
     beta: float | None = None

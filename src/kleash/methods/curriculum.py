@@ -24,20 +24,23 @@ def visit(
     """Take a step's groups into the memory, those of all processes; returns their metrics.
 
     rewards (N,) as optimised, nan where missing, decide whether a group has spread; the scores as given
-    decide what is right. `room`: the most prompts that a process can have.
+    decide what is right, of the responses that have one: a missing score is no wrong answer, and a group
+    without any score is not counted. `room`: the most prompts that a process can have.
     """
     size = config.samples_per_prompt
     right = (scored.scores.values >= config.pass_score).view(-1, size).sum(1)
-    flat = ~has_spread(rewards, size)
-    rows = torch.full((room, 2), -1, dtype=torch.long)
-    rows[: len(right)] = torch.stack([torch.tensor(scored.numbers[::size]), right.cpu()], 1)
-    for number, passed in context.gather(rows).tolist():
-        if number >= 0:
-            memory.tries.setdefault(number, []).append([context.step, passed, size])
+    tried = scored.scores.present.view(-1, size).sum(1)
+    flat = ~has_spread(rewards, size)[tried > 0]
+    rows = torch.full((room, 3), -1, dtype=torch.long)
+    rows[: len(right)] = torch.stack([torch.tensor(scored.numbers[::size]), right.cpu(), tried.cpu()], 1)
+    for number, passed, known in context.gather(rows).tolist():
+        if known > 0:
+            memory.tries.setdefault(number, []).append([context.step, passed, known])
+    right, tried = right[tried > 0], tried[tried > 0]
     return {
-        "groups/all_right": total(flat & (right == size)),
+        "groups/all_right": total(flat & (right == tried)),
         "groups/all_wrong": total(flat & (right == 0)),
-        **pass_rate_metrics(right, size),
+        **pass_rate_metrics(right, tried),
     }
 
 
@@ -49,11 +52,11 @@ def has_spread(rewards: Tensor, size: int) -> Tensor:
     return high > low
 
 
-def pass_rate_metrics(right: Tensor, size: int) -> Sums:
+def pass_rate_metrics(right: Tensor, tried: Tensor) -> Sums:
     """Mean pass rate of a step's prompts, and the share of prompts in five bins of it: 0, up to a third, up
-    to two thirds, below 1, and 1. right (G,) of `size` responses each.
+    to two thirds, below 1, and 1. right (G,) of tried (G,) responses, at least one each.
     """
-    rate = right.double() / size
+    rate = right.double() / tried
     bins = {
         "none": rate == 0,
         "low": (rate > 0) & (rate <= 1 / 3),

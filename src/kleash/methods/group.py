@@ -192,7 +192,7 @@ def gather_groups(
     sampled: list[Scored] = []
     kept: list[Scored] = []
     wasted, have = 0.0, 0
-    while prompts and len(sampled) < rounds:
+    while prompts:
         started = time.perf_counter()
         scored = score(models, prompts, config, context)
         sampled.append(scored)
@@ -204,7 +204,7 @@ def gather_groups(
             scored = scored.take(_rows(groups, config.samples_per_prompt))
         if len(scored.numbers):
             kept.append(scored)
-        prompts = context.more(wanted - have) if have < wanted and config.no_spread == "resample" else []
+        prompts = context.more(wanted - have) if have < wanted and len(sampled) < rounds else []
     everything = join_scored(sampled)
     metrics = visit(models.memory, everything, shaped(everything, config), config, context, wanted * rounds)
     metrics["time/wasted"] = (wasted, 1.0)

@@ -248,7 +248,9 @@ def policy_loss(
             batch.logp_old, batch.logp, config.importance_cap, counted, config.importance
         )
         surrogate = surrogate * weight
+        raw = truncated_importance_weight(batch.logp_old, batch.logp, torch.inf, counted, config.importance)
         metrics["policy/importance"] = total(weight[counted])
+        metrics["policy/importance/raw"] = total(raw[counted])
     loss = -surrogate
     if in_loss:
         kl = _kl_terms(out, batch, config)

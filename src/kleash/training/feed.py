@@ -120,7 +120,7 @@ class OnlineFeed:
     def step(self, number: int) -> Step:
         """Sample and score this process's prompts of step `number`."""
         share = self.per_step // self.processes.world
-        self.models.policy.eval()
+        self.models.learner.eval()
         mine = self._places(number)[self.processes.rank * share :][:share]
         prompts = [self.prompts[place] for place in mine]
         context = Context(

@@ -81,7 +81,7 @@ class Loop:
         with autocast(job.config.dtype, job.processes.device.type):
             step = job.feed.step(number)
         collected = time.perf_counter()
-        job.models.policy.train(job.config.dropout)
+        job.models.learner.train(job.config.dropout)
         rate = learning_rate(number, total_steps, job.config)
         sums, trained, real = dict(step.metrics), 0, 0
         for update in step.updates:
