@@ -23,7 +23,7 @@ from kleash.lab.presets import PRESETS
 from kleash.measure import METRICS, Thresholds
 from kleash.methods import METHODS
 from kleash.methods.policy_gradient import PolicyConfig
-from kleash.rewards.rules import RULES, rule
+from kleash.rewards.load import RULES, rule
 from kleash.sweep import check_grid, split_grid
 
 ROOT = Path(__file__).parents[1]
