@@ -166,7 +166,7 @@ def test_a_column_that_the_prompts_lack_is_said_before_sampling(
     monkeypatch.setattr("kleash.measure.policy.sample", lambda *arguments, **options: pytest.fail("sampled"))
     judge = [stars, grade] if combined else grade
     rows = [{"prompt": "sun", "anwser": "star"}]
-    with pytest.raises(UsageError, match="reward grade needs answer, but what it can be given is: anwser, "):
+    with pytest.raises(UsageError, match=f"{role} grade needs answer, but what it can be given is: anwser, "):
         run(policy, reference, prompts=rows, **{role: judge})
 
 
