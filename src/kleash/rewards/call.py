@@ -17,6 +17,7 @@ import math
 import numbers
 import os
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from kleash.sampling import Rollouts
 
 Reward = Callable[..., Sequence[float | None]]
+_Outcome = tuple[Any, "BaseException | None"]
 
 TIMEOUT = 300.0
 """Seconds that one call of a reward function may take."""
@@ -340,23 +342,22 @@ def _call_within(call: Callable[[], Any], timeout: float | None, where: _Where) 
     A thread and not an alarm, so that it works off the main thread and on every platform; a daemon, so that a
     call that never ends does not keep the process alive. Raises RunError where the call raised.
     """
-    outcome: list[tuple[Any, BaseException | None]] = []
+    outcome: list[_Outcome] = []
 
     @torch.no_grad()
     def work() -> None:
         try:
-            returned = call()
-            if inspect.isawaitable(returned):
-                returned = _awaited(returned, timeout)
-            outcome.append((returned, None))
-        except _StillWaiting:
-            pass
+            outcome.append((call(), None))
         except BaseException as error:  # even SystemExit: it is raised again below, where somebody sees it
             outcome.append((None, error))
 
+    started = time.monotonic()
     thread = threading.Thread(target=work, name=where.title, daemon=True)
     thread.start()
     thread.join(timeout)
+    if outcome and inspect.isawaitable(outcome[0][0]):
+        left = None if timeout is None else max(0.0, started + timeout - time.monotonic())
+        outcome = _awaited(outcome[0][0], left)
     if not outcome:
         return None, False
     returned, error = outcome[0]
@@ -367,29 +368,26 @@ def _call_within(call: Callable[[], Any], timeout: float | None, where: _Where) 
     return returned, True
 
 
-class _StillWaiting(Exception):
-    """An async function has not returned in time; it was cancelled."""
+def _awaited(returned: Awaitable[Any], timeout: float | None) -> list[_Outcome]:
+    """What an async function came to; empty where it did not in time. All calls share an event loop, as the
+    clients that such functions use expect.
+    """
 
-
-def _awaited(returned: Awaitable[Any], timeout: float | None) -> Any:
-    """What an async function returns, on an event loop that all calls share, as its clients expect."""
-
-    async def outcome() -> tuple[Any, BaseException | None]:
+    async def outcome() -> _Outcome:
         try:
             return await returned, None
-        except Exception as error:  # a TimeoutError of the function's own must not pass for ours
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a TimeoutError of the function's own must not pass for ours
             return None, error
 
     future = asyncio.run_coroutine_threadsafe(outcome(), _event_loop(os.getpid()))
     try:
-        result, error = future.result(timeout)
-    except concurrent.futures.TimeoutError as waited:
+        return [future.result(timeout)]
+    except concurrent.futures.TimeoutError:
         future.cancel()
         _event_loop.cache_clear()  # if it blocks the loop, the next call must not wait behind it
-        raise _StillWaiting from waited
-    if error is not None:
-        raise error
-    return result
+        return []
 
 
 @functools.cache
