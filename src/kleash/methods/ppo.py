@@ -129,7 +129,9 @@ def collect(models: Models, prompts: Sequence[PromptIds], config: Config, contex
     beta = beta_now(models, config)
     metrics = metrics_of(models, scored, config, context)
     rewards = shaped(scored, config)
-    metrics |= visit(models.memory, scored, rewards, config, context, len(prompts))
+    metrics |= visit(models.memory, scored, config, context, len(prompts))
+    if config.missing_end_penalty or config.overlong_buffer:
+        metrics["reward/shaped"] = total(rewards[scored.used])
     control_beta(models, scored, config, context)
     metrics["kl/beta"] = (beta, 1.0)
     old, values = outputs_before(models, scored, config)
