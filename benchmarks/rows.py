@@ -53,7 +53,7 @@ def write_prompts(source: Path, folder: Path, model: str, max_length: int, count
 
 def write_questions(source: Path, folder: Path, count: int) -> None:
     """The first `count` grade-school problems as prompts. UsageError where there are fewer."""
-    rows = read_rows(source, "prompts").rows
+    rows = read_rows(source, "prompts", prompt_column="question").rows
     if len(rows) < count:
         raise UsageError(f"{source} has {len(rows)} problems, not {count}: take fewer steps.")
     write_lines(folder / "questions.jsonl", [{"prompt": row.prompt} for row in rows[:count]])

@@ -17,9 +17,11 @@ from rich.table import Table
 from typer.testing import CliRunner
 
 from kleash import terminal
-from kleash.cli import app, command
+from kleash.cli import _print_held_out, app, command
 from kleash.errors import RunError, UsageError
+from kleash.methods import METHODS
 from kleash.report import Entry, final_table
+from kleash.training.console import figures
 
 COMMANDS = ["lab", "train", "check", "sample", "measure", "compare", "sweep", "report", "dial", "fetch"]
 PAIRS = [
@@ -111,6 +113,25 @@ def test_options_of_a_method_are_listed() -> None:
     assert re.search(r"^data=required", outcome.out, re.M)
 
 
+def test_options_end_with_those_of_the_method_and_fit_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal.out, "width", 80)
+    shared, own = kleash("train", "grpo", "--options").out.split("\nOf grpo:\n")
+    assert max(len(line) for line in (shared + own).splitlines()) <= 80
+    assert "\nseed=0 " in shared and "\nbatch_size=64 " in own and "\nadvantage=group " in own
+    assert "\nresume=false " in shared
+
+
+def test_help_of_train_names_every_method_in_80_columns() -> None:
+    lines = kleash("train", "--help").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert {line.split()[0] for line in lines if re.match(r"  [a-z]", line)} >= set(METHODS)
+
+
+def test_progress_shows_reward_and_drift_before_counts() -> None:
+    values = {"loss": 0.0, "groups/all_right": 0.5, "pass/mean": 0.5, "kl/k1": 2.0, "reward/mean": 1.0}
+    assert figures(values).split("  ")[:3] == ["loss 0", "reward/mean 1", "kl/k1 2"]
+
+
 # ---- every command once
 
 
@@ -126,12 +147,44 @@ def test_train_prints_table_and_paths(folder: Path, tiny_folder: Path, tmp_path:
     assert f"Report: {tmp_path / 'again' / 'report.html'}" in outcome.out
 
 
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        ({"loss": 6.2271}, "Held out: loss 6.23\n"),
+        (
+            {"loss": 0.69, "dpo/logp_chosen": -24.9, "dpo/margin": -0.5, "dpo/accuracy": 0.75},
+            "Held out: loss 0.690, accuracy 0.750, margin −0.500; the rest is in evaluation.json\n",
+        ),
+        (
+            {"kl/k1": 2.0, "kl/exact": 2.5, "reward/mean": 1.0, "reward/missing": 0.0},
+            "Held out: reward 1, drift 2.50; the rest is in evaluation.json\n",
+        ),
+        ({}, ""),
+    ],
+)
+def test_train_prints_the_few_held_out_figures_that_matter(
+    held_out: dict[str, float], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "out", Console(width=120))
+    _print_held_out(held_out)
+    assert capsys.readouterr().out == said
+
+
+def test_train_names_the_stages_of_the_measurement(folder: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    outcome = kleash("train", *dpo(folder, tiny_folder, tmp_path / "staged"))
+    stages = re.findall(r"^(\w+) \d+/\d+ ", outcome.err, re.M)
+    assert stages == ["dpo", "sampled", "measured"]
+
+
 def test_check_marks_trained_tokens_and_writes_nothing(
     folder: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:
     outcome = kleash("check", *dpo(folder, tiny_folder, tmp_path / "never"))
     assert outcome.code == 0, outcome.err
-    assert re.search(r"The \w+ was⟦ ?\w+ and.*⟧", outcome.out)
+    assert re.search(r"^row 1, chosen, trained tokens in ⟦ ⟧:\nThe food was⟦ ?good and.*⟧", outcome.out, re.M)
+    assert re.search(
+        r"^row 1, rejected, trained tokens in ⟦ ⟧:\nThe food was⟦ ?bad and.*⟧", outcome.out, re.M
+    )
     assert "ok   initial loss" in outcome.out
     assert "FAIL" not in outcome.out
     assert not (tmp_path / "never").exists()
@@ -242,6 +295,14 @@ def test_report_of_one_run_and_of_two(run: Path, tmp_path: Path, monkeypatch: py
 def test_dial(tmp_path: Path) -> None:
     assert kleash("dial", "--out", tmp_path / "dial.html").code == 0
     assert "<html" in (tmp_path / "dial.html").read_text()[:500]
+
+
+def test_the_dial_leaves_the_report_of_a_run_alone(run: Path) -> None:
+    before = (run / "report.html").read_bytes()
+    assert kleash("dial", "--out", run).out == f"{run / 'dial.html'}\n"
+    assert (run / "report.html").read_bytes() == before
+    assert "The β dial" in (run / "dial.html").read_text(encoding="utf-8")
+    (run / "dial.html").unlink()
 
 
 def test_lab_on_a_tiny_model(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import kleash
 from kleash.cli import command
 from kleash.config import build, options, parse_overrides, read_recipe
 from kleash.data import read_rows
@@ -21,7 +22,8 @@ from kleash.data.rows import EXAMPLES
 from kleash.lab.presets import PRESETS
 from kleash.measure import METRICS, Thresholds
 from kleash.methods import METHODS
-from kleash.rewards.rules import RULES, rule
+from kleash.methods.policy_gradient import PolicyConfig
+from kleash.rewards.load import RULES, rule
 from kleash.sweep import check_grid, split_grid
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +36,10 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
-METRIC = re.compile(r"(?:dpo|reward|gold|kl|ended|length|policy|responses|optim|time|tokens)/[a-z0-9_]+")
+METRIC = re.compile(
+    r"(?:dpo|reward|gold|kl|ended|length|policy|responses|optim|time|tokens|ratio|clip|groups|pass|value|return|"
+    r"loss|ptx)/[a-z0-9_./]+"
+)
 
 
 def read(path: Path) -> str:
@@ -112,6 +117,13 @@ def test_every_page_is_reached_from_the_index() -> None:
     assert pages == {page for page in pages if f"({page})" in index}
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_page_with_its_recipes_and_a_place_for_a_result(method: str) -> None:
+    page = read(ROOT / "docs" / f"{method}.md")
+    assert f"kleash train {method}-tiny.yaml" in page and f"(../src/kleash/recipes/{method}.yaml)" in page
+    assert f"<!-- result: {method}" in page
+
+
 # ---- commands and options ----
 
 
@@ -124,8 +136,8 @@ def test_commands_are_found_in_the_pages() -> None:
 def test_command_named_in_the_text_exists(path: Path) -> None:
     named = {tuple(span.split()[1:3]) for span in spans(path) if re.match(r"kleash [a-z]", span)}
     assert {words[0] for words in named} <= set(command().commands)
-    methods = {words[1] for words in named if words[0] == "train" and len(words) > 1 and words[1].islower()}
-    assert {method for method in methods if "." not in method} <= set(METHODS)
+    methods = {words[1] for words in named if words[0] == "train" and len(words) > 1}
+    assert {method for method in methods if re.fullmatch(r"[a-z][a-z-]*", method)} <= set(METHODS)
 
 
 @pytest.mark.parametrize(("where", "words"), COMMANDS, ids=[f"{w}: {' '.join(c)}" for w, c in COMMANDS])
@@ -243,13 +255,63 @@ def exists(dotted: str) -> bool:
     return True
 
 
+@pytest.fixture(scope="module")
+def logged(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Every metric of the policy-gradient methods, from a step each of two that have all of them."""
+    folder = tmp_path_factory.mktemp("logged")
+    shared: dict[str, Any] = {
+        "model": str(tiny_folder), "data": str(ROOT / "examples" / "pairs.jsonl"), "reward": "length:4",
+        "gold": "length:2", "samples_per_prompt": 2, "batch_size": 4, "max_new_tokens": 6, "max_length": 64,
+        "minibatches": 2, "steps": 1, "measure": False, "quiet": True,
+    }  # fmt: skip
+    runs = [
+        kleash.train("grpo", **shared, importance="token", missing_end_penalty=0.1, out=str(folder / "grpo")),
+        kleash.train("ppo", **shared, ptx_data=shared["data"], ptx_coef=0.1, out=str(folder / "ppo")),
+    ]
+    return {name for run in runs for row in run.metrics if row["split"] == "train" for name in row}
+
+
+def test_metrics_of_policy_gradients_are_all_documented(logged: set[str]) -> None:
+    written = set(spans(ROOT / "docs" / "policy-gradients.md"))
+    generally = ("optim/", "time/", "tokens/")  # of every method, in runs.md, and `time/collect` beside them
+    assert not {metric for metric in logged - written if "/" in metric and not metric.startswith(generally)}
+
+
+def test_table_of_policy_gradients_is_what_the_code_says() -> None:
+    head, _, *rows = re.findall(r"^\|.*\|$", section("policy-gradients.md", "The table"), re.MULTILINE)
+    _, *columns = cells(head)
+    found = {}
+    for method, *values in map(cells, rows):
+        found[method.partition("]")[0].lstrip("[")] = dict(zip(columns, values, strict=True))
+    assert found.keys() == {m for m, method in METHODS.items() if issubclass(method.config, PolicyConfig)}
+    for method, row in found.items():
+        defaults = {"advantage": "GAE", "scale": "–", "no_spread": "–"}  # PPO has no such options
+        defaults |= {o.name: shown(o.default) for o in options(METHODS[method].config)}
+        assert row == {column: defaults[column] for column in columns}
+
+
+def section(page: str, title: str) -> str:
+    """What stands under a heading of the second level."""
+    return read(ROOT / "docs" / page).partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def cells(row: str) -> list[str]:
+    """The cells of a row of a Markdown table."""
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def shown(default: Any) -> str:
+    """A default as the table has it."""
+    return "none" if default is None else f"{default:g}" if isinstance(default, float) else str(default)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name)
-def test_documented_metric_is_logged(path: Path) -> None:
+def test_documented_metric_is_logged(path: Path, logged: set[str]) -> None:
     code = "".join(read(file) for file in (ROOT / "src" / "kleash").rglob("*.py"))
     sides = {f"{side}/{part}" for side in ("reward", "gold") for part in ("mean", "missing", "no_spread")}
     parts = {f"reward/{rule}" for rule in RULES}  # parts of a combined reward carry their names
     written = {span for span in spans(path) if METRIC.fullmatch(span)}
-    assert not {metric for metric in written - sides - parts if f'"{metric}"' not in code}
+    assert not {metric for metric in written - sides - parts - logged if f'"{metric}"' not in code}
 
 
 def test_rules_are_all_documented() -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kleash.errors import KLeashError, UsageError
-from kleash.terminal import debugging, hide_loading_bars, in_full, progress, say, show, show_table
+from kleash.terminal import debugging, hide_loading_bars, in_full, out, progress, say, show, show_table
 
 if TYPE_CHECKING:
+    from kleash.config import Option
     from kleash.lab.lab import LabResult
     from kleash.training import CheckReport
 
@@ -42,6 +44,20 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             say("kleash: interrupted.")
             raise typer.Exit(130) from error
+
+
+class Train(TyperCommand):
+    """`train`, whose help ends with the methods: found by their recipes, so that it does without torch."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """A line a method, from the first comment of its recipe."""
+        names = sorted(path.stem.removesuffix("-tiny") for path in RECIPES.glob("*-tiny.yaml"))
+        with formatter.section("Methods, each with recipes METHOD.yaml and METHOD-tiny.yaml"):
+            formatter.write_dl([(name, _first_comment(RECIPES / f"{name}.yaml")) for name in names])
+
+
+def _first_comment(recipe: Path) -> str:
+    return recipe.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
 app = typer.Typer(
@@ -158,7 +174,7 @@ def lab(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Train)
 def train(
     target: Target,
     overrides: Overrides = None,
@@ -378,7 +394,11 @@ def report(
 
 
 @app.command()
-def dial(out_file: Annotated[Path, typer.Option("--out", help="File to write.")] = Path("dial.html")) -> None:
+def dial(
+    out_file: Annotated[
+        Path, typer.Option("--out", help="File to write, or the folder of dial.html.")
+    ] = Path("dial.html"),
+) -> None:
     """Write the beta dial: a page to turn the KL coefficient and watch the optimal policy."""
     from kleash.report import write_dial
 
@@ -442,14 +462,33 @@ def _prompt_rows(source: str, limit: int | None) -> Any:
 
 
 def _print_options(method: str) -> None:
+    """The options that all methods have alike, then those that this one adds or sets otherwise."""
     from kleash.config import options
+    from kleash.methods import TrainConfig
     from kleash.training import find_method
 
     found = find_method(method)
-    show(f"{method}: {found.summary}\n")
-    for o in options(found.config):
-        default = "required" if o.required else "none" if o.default is None else str(o.default)
-        show(f"{o.name}={default}  ({o.type})\n    {o.help}")
+    show(_wrapped(f"{method}: {found.summary}"))
+    shared = options(TrainConfig)
+    listed = options(found.config)
+    show("\nAs in every method:\n")
+    for o in listed:
+        if o in shared:
+            _print_option(o)
+    show(f"\nOf {method}:\n")
+    for o in listed:
+        if o not in shared:
+            _print_option(o)
+
+
+def _print_option(o: Option) -> None:
+    show(_wrapped(f"{o.name}={o.written_default}  ({o.type})"))
+    show(_wrapped(f"    {o.help}"))
+
+
+def _wrapped(text: str) -> str:
+    """Text in lines that fit the terminal, all but the first indented."""
+    return textwrap.fill(text, out.width, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _print_table(rows: list[tuple[Any, ...]]) -> None:
@@ -458,11 +497,26 @@ def _print_table(rows: list[tuple[Any, ...]]) -> None:
     show_table(final_table([Entry(*row) for row in rows]))
 
 
+HELD_OUT = {
+    "loss": "loss", "accuracy": "accuracy", "margin": "margin", "reward/mean": "reward", "gold/mean": "gold",
+    "kl/exact": "drift",
+}  # fmt: skip
+"""The held-out metrics that are printed, by the ends of their names, and what they are called there."""
+
+
 def _print_held_out(held_out: dict[str, float]) -> None:
-    """Loss and accuracy on the held-out rows, and whatever else the method reports on them."""
-    figures = [f"{name} {value:.4g}" for name, value in held_out.items() if isinstance(value, float)]
+    """The few figures on the held-out rows that say how the training went, and where all of them are."""
+    from kleash.report.text import format_number, nonnegative
+
+    figures = [
+        f"{word} {format_number(nonnegative(value) if word == 'drift' else value)}"
+        for end, word in HELD_OUT.items()
+        for name, value in held_out.items()
+        if f"/{name}".endswith(f"/{end}")
+    ]
     if figures:
-        show("Held out: " + ", ".join(figures))
+        rest = "; the rest is in evaluation.json" if len(held_out) > len(figures) else ""
+        show(f"Held out: {', '.join(figures)}{rest}")
 
 
 def _print_warnings(warnings: list[str]) -> None:
@@ -472,9 +526,10 @@ def _print_warnings(warnings: list[str]) -> None:
 
 def _print_check(report: CheckReport) -> None:
     """The rows with trained tokens in ⟦ ⟧, then a line a finding."""
-    for number, pieces in enumerate(report.rows, start=1):
-        show(f"row {number}, trained tokens in ⟦ ⟧:")
-        show(_marked(pieces) + "\n")
+    for row in report.rows:
+        marked = ", trained tokens in ⟦ ⟧" if any(trained for _, trained in row.pieces) else ""
+        show(f"{row.name}{marked}:")
+        show(_marked(row.pieces) + "\n")
     marks = {True: "ok  ", False: "FAIL", None: "    "}
     for finding in report.findings:
         show(f"{marks[finding.passed]} {finding.name}: {finding.message}")

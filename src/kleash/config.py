@@ -40,6 +40,15 @@ class Option:
     maximum: float | None = None
     above: float | None = None
 
+    @property
+    def written_default(self) -> str:
+        """The default as it is written on the command line, or `required`."""
+        if self.required:
+            return "required"
+        if self.default is None:
+            return "none"
+        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+
 
 def option(
     default: Any,

@@ -24,6 +24,7 @@ FILES = (
     "metrics.jsonl",
     "samples.jsonl",
     "evaluation.json",
+    "pass_rates.json",
     "model",
     "checkpoints",
 )

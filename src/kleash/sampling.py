@@ -17,6 +17,7 @@ from transformers import Cache, DynamicLayer, PreTrainedTokenizerBase
 
 from kleash.data.batches import Batch
 from kleash.errors import UsageError
+from kleash.models.attention import NAME
 from kleash.models.forward import Head, vocabulary_head
 from kleash.models.states import causal_model, positions_of, run_backbone
 
@@ -121,12 +122,14 @@ def _common_group_size(group: Tensor) -> int:
     return size if bool((counts == size).all()) else 1
 
 
-class PreallocatedLayer(DynamicLayer):
-    """One layer's keys and values in buffers with room for every token to come; reading them copies
-    nothing.
+class RoomyLayer(DynamicLayer):
+    """One layer's keys and values in buffers with room for tokens to come, so that a step copies nothing.
+
+    Attention gets the whole buffers where it can mask what is not written yet (`whole`): matrix products on a
+    CPU copy a slice of a buffer before they use it, all of it, at every token. Elsewhere it gets the slice.
     """
 
-    room = 0  # set by KeyValueCache
+    room, whole = 0, False  # set by KeyValueCache
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **options: Any
@@ -134,36 +137,70 @@ class PreallocatedLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.length = 0
-            self.key_buffer = _roomy(key_states, self.room)
-            self.value_buffer = _roomy(value_states, self.room)
+            self.key_buffer, self.value_buffer = _empty(key_states), _empty(value_states)
         end = self.length + key_states.shape[-2]
+        if end > self.key_buffer.shape[-2]:
+            wanted = self._capacity(end)
+            self.key_buffer = _widened_to(self.key_buffer, self.length, wanted)
+            self.value_buffer = _widened_to(self.value_buffer, self.length, wanted)
         self.key_buffer[:, :, self.length : end] = key_states
         self.value_buffer[:, :, self.length : end] = value_states
+        first = self.length == 0
         self.length = end
-        self.keys, self.values = self.key_buffer[:, :, :end], self.value_buffer[:, :, :end]
-        return self.keys, self.values
+        self._show()
+        # The first mask is made before there is a layer to ask for its size: it has the prompt's.
+        return (self.keys[:, :, :end], self.values[:, :, :end]) if first else (self.keys, self.values)
 
     def select(self, rows: Tensor) -> None:
         """Keep the given rows, repeated or dropped as `rows` says."""
         self.key_buffer, self.value_buffer = self.key_buffer[rows], self.value_buffer[rows]
-        self.keys, self.values = self.key_buffer[:, :, : self.length], self.value_buffer[:, :, : self.length]
+        self._show()
+
+    def get_seq_length(self) -> int:
+        """Tokens written so far."""
+        return self.length if self.is_initialized else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys that attention will get at the next update, and where they begin."""
+        end = self.get_seq_length() + query_length
+        return (self._capacity(end) if self.whole else end), 0
+
+    def _capacity(self, end: int) -> int:
+        return min(self.room, -(-end // BLOCK) * BLOCK)
+
+    def _show(self) -> None:
+        stop = self.key_buffer.shape[-2] if self.whole else self.length
+        self.keys, self.values = self.key_buffer[:, :, :stop], self.value_buffer[:, :, :stop]
 
 
-def _roomy(states: Tensor, room: int) -> Tensor:
-    rows, heads, _, size = states.shape
+BLOCK = 64  # tokens by which the buffers grow
+
+
+def _empty(states: Tensor) -> Tensor:
     dtype = states.dtype
     if torch.is_autocast_enabled(states.device.type):
         dtype = torch.get_autocast_dtype(states.device.type)
-    return states.new_empty((rows, heads, room, size), dtype=dtype)
+    return states.new_empty((*states.shape[:2], 0, states.shape[3]), dtype=dtype)
+
+
+def _widened_to(buffer: Tensor, length: int, wanted: int) -> Tensor:
+    """A buffer of `wanted` tokens with the first `length` of the old one; zeros after them, since attention's
+    weight 0 on what is not written must not meet a nan.
+    """
+    wider = buffer.new_zeros((*buffer.shape[:2], wanted, buffer.shape[3]))
+    wider[:, :, :length] = buffer[:, :, :length]
+    return wider
 
 
 class KeyValueCache(Cache):
-    """A cache with `room` tokens a row, whose rows can be repeated (a prompt to its group) and dropped
-    (ended rows).
+    """A cache with at most `room` tokens a row, whose rows can be repeated (a prompt to its group) and
+    dropped (ended rows). `whole`: see RoomyLayer.
     """
 
-    def __init__(self, room: int) -> None:
-        super().__init__(layer_class_to_replicate=type("Layer", (PreallocatedLayer,), {"room": room}))
+    def __init__(self, room: int, whole: bool) -> None:
+        super().__init__(
+            layer_class_to_replicate=type("Layer", (RoomyLayer,), {"room": room, "whole": whole})
+        )
 
     def select(self, rows: Tensor) -> None:
         for layer in self.layers:
@@ -346,7 +383,8 @@ def _decode(
         )
     device = head.weight.device
     tokens, mask = (x.to(device) for x in left_pad(prompts))
-    cache = KeyValueCache(tokens.shape[1] + max_new_tokens)
+    whole = inner.config.get_text_config()._attn_implementation == NAME
+    cache = KeyValueCache(tokens.shape[1] + max_new_tokens, whole)
     states = run_backbone(inner, tokens, mask, positions_of(mask), cache)[:, -1]
     alive = torch.arange(len(prompts), device=device).repeat_interleave(
         n

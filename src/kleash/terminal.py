@@ -8,16 +8,18 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from kleash.training.console import Stages
 
 PIPED_WIDTH = 120
 DISPENSABLE = ("k2", "k3", "k1", "Length", "Seconds")
@@ -79,30 +81,11 @@ def hide_loading_bars() -> None:
     logging.disable_progress_bar()
 
 
-class Phases:
-    """Progress of a library function as bars, a new one whenever it names another stage."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        from kleash.training.console import Bar
-        from kleash.training.console import Console as ProgressConsole
-
-        self.console, self.stack = ProgressConsole(), stack
-        self.bar: Bar | None = None
-        self.note = ""
-
-    def __call__(self, done: int, total: int, note: str) -> None:
-        if self.bar is None or note != self.note:
-            self.stack.close()
-            self.bar = self.stack.enter_context(self.console.steps(note, total))
-            self.note = note
-        self.bar.progress(done, total, note)
-
-
-@contextmanager
-def progress() -> Iterator[Phases]:
+def progress() -> AbstractContextManager[Stages]:
     """A `progress(done, total, note)` callback to give to library functions."""
-    with ExitStack() as stack:
-        yield Phases(stack)
+    from kleash.training.console import Console as ProgressConsole
+
+    return ProgressConsole().stages()
 
 
 def write_what_can_be_written() -> None:

@@ -337,6 +337,20 @@ def test_demonstrations_from_messages() -> None:
     assert "roles: ['assistant', 'user']" in fails([{"messages": CHAT[::-1]}], "demonstrations")
 
 
+@pytest.mark.parametrize(("role", "meant"), [("usr", "user"), ("User", "user"), ("asistant", "assistant")])
+def test_a_misspelt_role_is_named(role: str, meant: str) -> None:
+    """A template such as ChatML would print it as it is."""
+    rows = [{"messages": CHAT}, {"messages": [*CHAT, {"role": role, "content": "x"}, CHAT[1]]}]
+    said = fails(rows, "demonstrations")
+    assert f"row 2: 'messages'[2] has the role '{role}': is '{meant}' meant?" in said
+
+
+@pytest.mark.parametrize("role", ["tool", "developer", "tool_call", "ipython", "function"])
+def test_roles_of_some_templates_are_left_to_them(role: str) -> None:
+    turns = [CHAT[0], {"role": role, "content": "x"}, CHAT[1]]
+    assert read_rows([{"messages": turns}], "demonstrations").rows[0].prompt == turns[:2]
+
+
 def test_messages_may_hold_text_parts_and_null_keys() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     message = {"role": "user", "content": parts, "tool_calls": None}

@@ -338,6 +338,26 @@ def test_a_template_that_refuses_a_role_is_named(make_tokenizer: Make) -> None:
         one(conversation(), tokenizer, chat="chatml")
 
 
+@pytest.mark.parametrize("role", ["tool", "critic"])
+def test_a_transcript_has_no_speaker_for_other_roles(role: str, make_tokenizer: Make) -> None:
+    """Rather than a turn that no reader of transcripts knows ("Critic: …"); a template may know it."""
+    other = {"role": role, "content": "5"}
+    with pytest.raises(UsageError, match=f"row 1: turn 2 is by '{role}', and chat=plain .*Mend the role"):
+        one(conversation(CONVERSATION[0], other, *CONVERSATION[1:]), make_tokenizer(), chat="plain")
+    tokenizer = make_tokenizer(template="chatml")
+    assert role in tokenizer.decode(
+        whole(one(conversation(CONVERSATION[0], other, *CONVERSATION[1:]), tokenizer))
+    )
+
+
+def test_a_transcript_has_a_system_message_at_its_head_alone(make_tokenizer: Make) -> None:
+    tokenizer, system = make_tokenizer(), {"role": "system", "content": "be kind"}
+    example = one(conversation(system, *CONVERSATION[:2]), tokenizer, chat="plain")
+    assert tokenizer.decode(whole(example)) == "be kind\n\nHuman: q1\n\nAssistant: first</s>"
+    with pytest.raises(UsageError, match="turn 3 is by 'system'"):
+        one(conversation(*CONVERSATION[:2], system, *CONVERSATION[2:]), tokenizer, chat="plain")
+
+
 def test_prompts_carry_ids_text_and_columns(make_tokenizer: Make) -> None:
     tokenizer = make_tokenizer(template="chatml")
     rows = read_rows([{"prompt": "q1", "answer": "4"}, {"prompt": CONVERSATION[:1]}], "prompts")

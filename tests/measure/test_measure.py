@@ -155,6 +155,21 @@ def test_columns_of_the_rows_reach_the_reward(run: Run, policy: Model, reference
     assert seen == [("sun", "star")] * 2 + [("moon", "moon")] * 2
 
 
+@pytest.mark.parametrize("role", ["reward", "gold"])
+@pytest.mark.parametrize("combined", [False, True])
+def test_a_column_that_the_prompts_lack_is_said_before_sampling(
+    role: str, combined: bool, run: Run, policy: Model, reference: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grade(responses: list[str], answer: list[str]) -> list[float]:
+        return [0.0] * len(responses)
+
+    monkeypatch.setattr("kleash.measure.policy.sample", lambda *arguments, **options: pytest.fail("sampled"))
+    judge = [stars, grade] if combined else grade
+    rows = [{"prompt": "sun", "anwser": "star"}]
+    with pytest.raises(UsageError, match=f"{role} grade needs answer, but what it can be given is: anwser, "):
+        run(policy, reference, prompts=rows, **{role: judge})
+
+
 def test_prompts_from_a_file(run: Run, policy: Model, reference: Model, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "sun"}\n{"prompt": "moon star"}\n', encoding="utf-8")

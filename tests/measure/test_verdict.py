@@ -48,11 +48,8 @@ HACKED = {"reward": 1.4, "gold": 0.2, "drift": 40.0, "varied": False}
 def test_row_004_63_without_gold_drift_and_collapse_are_established_and_hacking_is_not() -> None:
     """The seed's check: reward up, drift up, bigrams down; a colleague writes "reward hacking confirmed"."""
     found = judged(policy(**HACKED | {"gold": None}), policy(**PENALTY | {"gold": None}))
-    assert found.summary.startswith("drift and collapse established; reward hacking not established.")
-    assert (
-        "Missing: no independent judge was measured on both: people, or a judge held out from training"
-        in found.summary
-    )
+    assert found.summary.startswith("drift and collapse established; reward hacking not established: ")
+    assert "not established: no independent judge was given (people, or a held-out judge)" in found.summary
     assert found.hacking is None
     established = {statement.name: statement.established for statement in found.statements}
     assert established == {"reward": True, "drift": True, "collapse": True, "gold": None, "length": False}
@@ -70,8 +67,15 @@ def test_all_four_measurements_establish_hacking() -> None:
 def test_a_gold_that_is_not_independent_establishes_nothing() -> None:
     found = judged(policy(**HACKED), policy(**PENALTY), gold_independent=False)
     assert found.hacking is None and found["gold"].established is None
-    assert "reward hacking not established. Missing: the gold judge changed by -0.8" in found.summary
+    assert "reward hacking not established: the gold judge changed by -0.8" in found.summary
     assert "not independent of the reward" in found.summary
+
+
+def test_what_rounding_leaves_of_no_drift_reads_0() -> None:
+    rows = [sample(g, reward=1.0, drift=-3e-7) for g in range(4)]
+    found = judged(evaluation(rows), evaluation([sample(g, reward=1.0) for g in range(4)]))
+    assert found["drift"].text.startswith("drift is 0 nats against 0, 0 times ")
+    assert found["drift"].figure == pytest.approx(-6e-7, rel=1e-3), "what is recorded stays as it is"
 
 
 def test_a_gold_that_rose_is_no_hacking() -> None:
@@ -103,7 +107,19 @@ def test_a_reward_that_fell_is_no_hacking_even_without_gold() -> None:
 def test_without_a_reward_it_says_so() -> None:
     found = judged(policy(**HACKED | {"reward": None}), policy(**PENALTY | {"reward": None}))
     assert found.hacking is None
-    assert "Missing: the reward model was not measured on both" in found.summary
+    assert found.summary.endswith("reward hacking not established: no reward was given")
+    half = judged(policy(**HACKED | {"reward": None}), policy(**PENALTY))
+    assert half.summary.endswith("reward hacking not established: the reward model was not measured on both")
+
+
+def test_without_a_judge_of_either_kind_both_are_named() -> None:
+    found = judged(*(policy(**kind | {"reward": None, "gold": None}) for kind in (HACKED, PENALTY)))
+    assert found.summary.endswith(
+        "reward hacking not established: no reward was given; no independent judge was given (people, or a "
+        "held-out judge)"
+    )
+    half = judged(policy(**HACKED), policy(**PENALTY | {"gold": None}))
+    assert "no independent judge was measured on both" in half.summary
 
 
 def test_a_run_against_itself_establishes_nothing() -> None:

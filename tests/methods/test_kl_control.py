@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from steps import FAMILY, bench, in_two
+from steps import GROUP, bench, in_two
 
 from kleash.config import build
 from kleash.errors import UsageError
 from kleash.functional import adaptive_beta, lagrangian_beta
 from kleash.methods import METHODS
 from kleash.methods.base import Context
+from kleash.methods.group import TABLE
 from kleash.methods.online import Scored, metrics_of
 from kleash.methods.policy_gradient import ADAPTIVE_CLIP
 from kleash.rewards import Scores
@@ -25,10 +26,9 @@ from kleash.training.watch import PATIENCE, Watch
 
 ADAPTIVE: dict[str, Any] = {"kl_control": "adaptive", "kl_rate": 0.1, "beta": 0.2}
 CONSTRAINT: dict[str, Any] = {"kl_control": "constraint", "kl_rate": 0.01, "beta": 0.2}
-IN_REWARD = {"kl_in": "reward", "kl_estimator": "k1"}
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILY if name != "maxrl"])
+@pytest.mark.parametrize("name", ["ppo", "rloo", "dr-grpo"])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -42,6 +42,15 @@ def test_report_39_an_estimator_in_the_wrong_place_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         build(METHODS[name].config, {"data": [], "reward": len, "beta": 0.1, **change})
+
+
+@pytest.mark.parametrize("scale", ["std", "sample_std", "batch_std"])
+@pytest.mark.parametrize("name", [name for name in GROUP if TABLE[name].scale == "std"])
+def test_a_kl_in_the_reward_is_not_divided_by_a_deviation(name: str, scale: str) -> None:
+    """Equally good answers would differ by it alone, and any difference is divided up to size."""
+    kl = {"beta": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    with pytest.raises(UsageError, match=f"kl_in=reward with scale={scale}"):
+        build(METHODS[name].config, {"data": [], "reward": len, "scale": scale, **kl})
 
 
 @pytest.mark.parametrize(
@@ -101,14 +110,14 @@ def test_report_41_the_token_that_blew_up_is_in_the_metrics_and_the_samples(tiny
 # Control of β.
 
 
-@pytest.mark.parametrize("name", ["rloo", "grpo", "ppo"])
+@pytest.mark.parametrize("name", ["rloo", "grpo", "dapo", "ppo"])
 @pytest.mark.parametrize("control", [ADAPTIVE, CONSTRAINT], ids=["adaptive", "constraint"])
 @pytest.mark.parametrize("target", [1e-3, 50.0])
 def test_beta_rises_above_the_target_and_falls_below_it(
     name: str, control: dict[str, Any], target: float, tiny: Any
 ) -> None:
     """A step is charged with the β it began with; the next one with what followed from this step's KL."""
-    it = bench(name, tiny, kl_target=target, **IN_REWARD, **control)
+    it = bench(name, tiny, kl_target=target, **control)
     rollouts = it.rollouts([6] * 8)
     rollouts.logp += 0.1  # as a policy that has moved would have sampled them
     metrics = means(it.collect(rollouts).metrics)

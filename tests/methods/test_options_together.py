@@ -17,6 +17,17 @@ def test_half_of_the_labels_wrong_is_refused_by_name() -> None:
         build(dpo, {"data": "x", "label_smoothing": 0.5})
 
 
+@pytest.mark.parametrize("longest", [62, 63, 64, 65])
+def test_room_for_a_prompt_is_counted_in_what_the_user_gave(longest: int) -> None:
+    options = {"data": "x", "reward": "length:200", "max_length": 64, "max_new_tokens": longest}
+    reinforce = METHODS["reinforce"].config
+    if longest == 62:
+        assert build(reinforce, options).max_new_tokens == 62
+        return
+    with pytest.raises(UsageError, match=rf"max_length=64 leaves no room .*max_new_tokens={longest}: raise"):
+        build(reinforce, options)
+
+
 def test_reward_says_whose_text_it_takes_the_responses_to_be() -> None:
     method = METHODS["reward"]
     assert "text_model=unknown" in method.notes(build(method.config, {"data": "x"}))[0]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from families import tiny
+from huggingface_hub import constants
 from transformers import AutoModelForMaskedLM, BertConfig, LlamaConfig, LlamaForCausalLM
 
 from kleash.errors import UsageError
 from kleash.lab.tiny import write_tiny_model
 from kleash.models import RewardModel, batch_logprobs, frozen_copy, identity, load_model
-from kleash.models.load import resolve_source
+from kleash.models.load import hub_is_silent, resolve_source
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +122,50 @@ def test_a_tokenizer_of_another_model_is_named(folder: Path, tmp_path: Path) -> 
 def test_a_name_that_is_nowhere_says_where_it_was_looked_for() -> None:
     with pytest.raises(UsageError, match="there is no such folder .looked from .*, and Repo id must"):
         load_model("no/such/folder")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A hub of one's own, without a repository: as the real one answers for those missing or private."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(200 if self.path == "/" else 401)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.end_headers()
+
+        do_GET = do_HEAD
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("waits to try again"))
+    yield url
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_name_that_the_hub_does_not_know_is_said_to_be_unknown(hub: str) -> None:
+    assert not hub_is_silent("some/model")
+    with pytest.raises(UsageError, match="there is no such folder.* is not a valid model identifier"):
+        load_model("some/model")
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert hub_is_silent("some/model")
+        with pytest.raises(UsageError, match="there is no such folder.* couldn't connect to"):
+            load_model("some/model")
 
 
 def test_report_77_pickled_weights_are_not_read(folder: Path, tmp_path: Path) -> None:

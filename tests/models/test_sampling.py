@@ -8,7 +8,7 @@ from families import FAMILIES, VOCABULARY, tiny
 
 from kleash.errors import UsageError
 from kleash.models import batch_logprobs, load_model
-from kleash.sampling import KeyValueCache, Sampler, _inverse_cdf, sample
+from kleash.sampling import BLOCK, KeyValueCache, Sampler, _inverse_cdf, sample
 
 
 class Tokens:
@@ -28,8 +28,11 @@ PROMPTS = ["5 6 7", "8", "9 10 11 12 13"]
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("fixed_length", [True, False])
-def test_sampler_and_trainer_agree_on_log_probs(family: str, fixed_length: bool) -> None:
+def test_sampler_and_trainer_agree_on_log_probs(
+    family: str, fixed_length: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Reports 31 and 33: the ratio is 1 before any update, at any temperature, prompts of unequal length."""
+    monkeypatch.setattr("kleash.sampling.BLOCK", 3)  # the cache grows on the way
     model, _ = load_model((tiny(family), None))
     for temperature in (0.6, 1.0, 1.5):
         rollouts = sample(
@@ -143,15 +146,22 @@ def test_take_and_group_layout() -> None:
     assert odd.group_size == 1 and odd.shared_prefix is None
 
 
-def test_cache_rows_can_be_selected() -> None:
-    cache = KeyValueCache(6)
+@pytest.mark.parametrize("whole", [False, True])
+def test_cache_rows_can_be_selected(whole: bool) -> None:
+    """Whole buffers hold zeros where nothing is written yet, also after they have grown."""
+    cache = KeyValueCache(BLOCK + 8, whole)
     keys = torch.arange(2 * 1 * 3 * 2, dtype=torch.float32).view(2, 1, 3, 2)
     cache.update(keys, keys, 0)
     cache.select(torch.tensor([1, 1, 0]))
     new = torch.ones(3, 1, 1, 2)
     got, _ = cache.update(new, new, 0)
     assert torch.equal(got[:, :, :3], keys[[1, 1, 0]])
-    assert torch.equal(got[:, :, 3:], new)
+    assert torch.equal(got[:, :, 3:4], new)
+    assert got.shape[2] == (BLOCK if whole else 4) and not got[:, :, 4:].any()
+    long = torch.full((3, 1, BLOCK, 2), 2.0)
+    grown, _ = cache.update(long, long, 0)
+    assert torch.equal(grown[:, :, :4], got[:, :, :4]) and torch.equal(grown[:, :, 4 : BLOCK + 4], long)
+    assert grown.shape[2] == (BLOCK + 8 if whole else BLOCK + 4) and cache.get_seq_length() == BLOCK + 4
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from kleash.report import Entry, final_table
+from kleash.report import Entry, final_table, view
 from kleash.report.charts import Series, curve_charts, path_charts, sweep_chart
 from kleash.report.samples import Column, columns_over_time, final_rows, side_by_side
 from kleash.report.text import (
@@ -35,6 +35,18 @@ from kleash.report.text import (
 )  # fmt: skip
 def test_numbers(value: Any, said: str) -> None:
     assert format_number(value) == said
+
+
+@pytest.mark.parametrize(
+    ("drift", "said"), [(-3e-7, "0"), (-9e-5, "0"), (3e-7, "3.0e−07"), (-0.5, "−0.500"), (-2e-4, "−2.0e−04")]
+)
+def test_what_rounding_leaves_of_no_drift_reads_0(drift: float, said: str) -> None:
+    """Exact KL is never negative; a drift that is more than rounding below 0 is a fault, and shown."""
+    entry = Entry("dpo", {"drift": {"mean": drift, "stderr": None}, "kl_k1": -3e-7})
+    assert format_figure(entry.figure("drift")) == (said, "")
+    assert format_figure(entry.figure("kl_k1")) == ("−3.0e−07", "")
+    statement = {"name": "drift", "established": False, "text": "", "figure": drift}
+    assert view.statements({"statements": [statement]})[0].figure == said
 
 
 @pytest.mark.parametrize(

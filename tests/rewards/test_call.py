@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import torch
 
 import kleash
 from kleash.errors import RunError, UsageError
-from kleash.rewards import CombinedReward, call_reward, load_reward, reward_name, score_texts
+from kleash.rewards import CombinedReward, Scores, call_reward, load_reward, reward_name, score_texts
 from kleash.sampling import Rollouts
 
 PROMPTS = ["one", "one", "two"]
@@ -72,11 +73,11 @@ def test_report_48_the_reward_sees_the_prompt_that_produced_the_answer() -> None
 
     prompts = [str(i) for i in range(7)]
     responses = [f"{i} and so on" for i in range(7)]
-    for rows in (None, 1, 2, 3, 7, 100):
-        assert (
-            score_texts(starts_with_its_prompt, prompts, responses, rows_per_call=rows).values.tolist()
-            == [1.0] * 7
-        )
+    for workers in (0, 1, 2, 3, 7, 100):
+        for order in (range(7), range(6, -1, -1), (3, 0, 6, 1, 5, 2, 4)):
+            rows = [prompts[i] for i in order], [responses[i] for i in order]
+            scores = score_texts(starts_with_its_prompt, *rows, workers=workers)
+            assert scores.values.tolist() == [1.0] * 7
 
 
 def test_trl_functions_get_completions_and_their_ids() -> None:
@@ -178,7 +179,7 @@ def test_a_reward_that_raises_names_function_line_and_error() -> None:
     ):
         score(grade)
     with pytest.raises(RunError, match=r"while scoring response 2 of 3 \(prompt 'one'\)"):
-        score(grade, rows_per_call=1)
+        score(grade, workers=1)
 
 
 def test_exit_inside_a_reward_does_not_pass_for_a_hang() -> None:
@@ -207,9 +208,10 @@ def test_report_71_a_row_that_hangs_is_missing_and_the_run_goes_on() -> None:
 
     started = time.perf_counter()
     with pytest.warns(
-        RuntimeWarning, match=r"slow did not return within 0.1 seconds: 1 responses from response 2 of 3"
+        RuntimeWarning,
+        match=r"slow did not return within 0.1 seconds: 1 responses, the first response 2 of 3",
     ):
-        scores = score_texts(slow, PROMPTS, RESPONSES, timeout=0.1, rows_per_call=1)
+        scores = score_texts(slow, PROMPTS, RESPONSES, timeout=0.1, workers=1)
     assert time.perf_counter() - started < 5
     assert scores.present.tolist() == [True, False, True]
     assert (scores.missing, scores.hung) == (1, 1)
@@ -312,3 +314,165 @@ def test_a_combined_reward_is_a_reward_like_any_other() -> None:
 def test_no_gradient_is_recorded_in_a_reward() -> None:
     weight = torch.ones(3, requires_grad=True)
     assert score(lambda responses: weight * 2) == [2.0, 2.0, 2.0]
+
+
+# ---- functions written for TRL ----
+
+
+def test_trl_signature_unchanged_with_metrics_extra_columns_and_the_step() -> None:
+    def reward(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **kwargs):  # type: ignore[no-untyped-def]
+        assert kwargs["answer"] == ["x", "x", "z"] and "log_metric" not in kwargs
+        log_metric("first", 3.0)
+        log_metric("first", 5)
+        log_extra("found", [len(text) for text in completions])
+        return [float(trainer_state.global_step + len(ids)) for ids in completion_ids]
+
+    scores = call_reward(reward, rollouts(), step=7)
+    assert scores.values.tolist() == [8.0, 9.0, 9.0]
+    assert scores.logged == {"first": (8.0, 2.0)} and scores.extra == {"found": [1, 2, 3]}
+    assert Scores.join([scores, scores]).logged == {"first": (16.0, 4.0)}
+    assert scores.take([2]).logged == {"first": (8.0, 2.0)}
+    one_by_one = call_reward(reward_of_one(reward), rollouts(), step=7, workers=2)
+    assert one_by_one.extra == {"found": [1, 2, 3]} and one_by_one.logged == {"first": (24.0, 6.0)}
+
+
+def reward_of_one(reward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for one response a call, whose answers differ from those of all three."""
+
+    def one(prompts, completions, completion_ids, trainer_state, log_extra, log_metric):  # type: ignore[no-untyped-def]
+        assert len(completions) == 1
+        columns = {"answer": ["x", "x", "z"]}
+        return reward(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, **columns)
+
+    return one
+
+
+def test_what_trl_passes_beside_columns_is_given_to_who_names_it_only() -> None:
+    def defaults(completions, trainer_state=None, log_extra=None, log_metric=None, **kwargs):  # type: ignore[no-untyped-def]
+        assert trainer_state.global_step == 0 and callable(log_extra) and callable(log_metric)
+        return [0.0] * len(completions)
+
+    def bare(completions, **kwargs):  # type: ignore[no-untyped-def]
+        assert set(kwargs) == {"prompts", "responses", "answer"}  # lists of equal length, all of them
+        return [0.0] * len(completions)
+
+    assert score(defaults) == score(bare) == [0.0] * 3
+
+
+def test_a_function_for_chats_is_told_that_completions_are_texts() -> None:
+    def grade(completions: list[Any], **kwargs: Any) -> list[float]:
+        return [float(len(completion[0]["content"])) for completion in completions]
+
+    with pytest.raises(RunError, match="raised TypeError.*Completions are texts here; TRL gives"):
+        score(grade)
+    with pytest.raises(RunError) as error:
+        score(lambda responses: [len(3) for _ in responses])  # type: ignore[arg-type]
+    assert "TRL" not in str(error.value)
+
+
+def test_async_functions_share_a_loop_over_calls() -> None:
+    loops = []
+
+    async def judge(responses: list[str]) -> list[float]:
+        loops.append(asyncio.get_running_loop())
+        lengths = await asyncio.gather(*(asyncio.sleep(0.01, len(text)) for text in responses))
+        return [float(length) for length in lengths]
+
+    assert score(judge) == [1.0, 2.0, 3.0]
+    assert score(functools.partial(judge), workers=3) == [1.0, 2.0, 3.0]
+    assert len(loops) == 4 and len(set(map(id, loops))) == 1
+
+
+def test_an_async_function_that_raises_or_returns_nonsense_is_named() -> None:
+    async def fails(responses: list[str]) -> list[float]:
+        await asyncio.sleep(0)
+        raise TimeoutError("the judge is asleep")
+
+    async def short(responses: list[str]) -> list[float]:
+        return [1.0]
+
+    with pytest.raises(RunError, match=r"reward fails raised TimeoutError: the judge.*test_call.py, line"):
+        score(fails)
+    with pytest.raises(RunError, match="reward short returned 1 values for 3"):
+        score(short)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_an_async_function_that_hangs_is_missing_and_holds_up_nothing(blocking: bool) -> None:
+    release, cancelled = threading.Event(), threading.Event()
+
+    async def judge(responses: list[str]) -> list[float]:
+        try:
+            if "bb" in responses:
+                release.wait(60) if blocking else await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return [1.0] * len(responses)
+
+    with pytest.warns(RuntimeWarning, match="judge did not return within 0.3 seconds: 1 responses"):
+        scores = score_texts(judge, ["p"], ["bb"], timeout=0.3)
+    assert (scores.missing, scores.hung) == (1, 1)
+    assert score_texts(judge, PROMPTS, ["a", "b", "c"], timeout=30).values.tolist() == [1.0] * 3
+    assert blocking or cancelled.wait(10)
+    release.set()
+
+
+# ---- one response a call, by several threads ----
+
+
+def test_workers_call_at_once_and_keep_the_order() -> None:
+    together = threading.Barrier(3)
+
+    def grade(responses: list[str], answer: list[str]) -> list[float]:
+        (response,), (column,) = responses, answer
+        together.wait(30)  # passes only while all three are at work
+        return [len(response) + "xyz".index(column) / 10]
+
+    assert score(grade, workers=3) == pytest.approx([1.0, 2.1, 3.2])
+
+
+def test_each_of_the_workers_calls_has_the_timeout_for_itself() -> None:
+    release = threading.Event()
+
+    def grade(responses: list[str]) -> list[float | None]:
+        if responses == ["bb"]:
+            release.wait(60)
+        return [None] if responses == ["ccc"] else [float(len(responses[0]))]
+
+    with pytest.warns(RuntimeWarning, match=r"0.5 seconds: 1 responses, the first response 2 of 3"):
+        scores = score_texts(grade, PROMPTS, RESPONSES, timeout=0.5, workers=2)
+    release.set()
+    assert scores.present.tolist() == [True, False, False] and (scores.missing, scores.hung) == (2, 1)
+
+
+def test_after_an_error_no_further_responses_are_scored() -> None:
+    seen = []
+
+    def grade(responses: list[str]) -> list[float]:
+        seen.append(responses[0])
+        raise ValueError("no key")
+
+    with pytest.raises(RunError, match="raised ValueError: no key .*response 1 of 50"):
+        score_texts(grade, ["p"] * 50, ["r"] * 50, workers=1)
+    assert len(seen) < 50
+
+
+def test_no_responses_are_no_calls() -> None:
+    for workers in (0, 3):
+        assert score_texts(lengths, [], [], workers=workers).values.tolist() == []
+
+
+# ---- gold ----
+
+
+def test_messages_name_the_option_the_function_came_from() -> None:
+    def grade(responses: list[str]) -> list[float]:
+        raise ValueError("no key")
+
+    with pytest.raises(RunError, match="^gold grade raised ValueError"):
+        score(grade, option="gold")
+    with pytest.raises(UsageError, match="^gold lambda does not take the responses"):
+        score(lambda prompts: [], option="gold")
+    with pytest.raises(RunError, match="^gold lambda returned None"):
+        score(lambda responses: None, option="gold")

@@ -136,3 +136,45 @@ def test_a_module_that_reads_tensors_is_refused() -> None:
 def test_what_is_loaded_is_returned_as_it_is() -> None:
     combined = load_reward(["length:3", "length:5"])
     assert load_reward(combined) is combined
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere.py:grade", "gold=nowhere.py:grade: there is no file"),
+        ("lenght:3", "gold: there is no rule 'lenght:3'; did you mean 'length'"),
+        (
+            "maths",
+            r"gold: there is no rule 'maths'; did you mean 'math'\? .*boxed, math, gym, language, regex",
+        ),
+        ("length:abc", "gold length:abc: expected a number of tokens"),
+        ("length:²", "gold length:²: expected a number of tokens"),
+        ("length:0", "gold length: the maximum must be at least 1"),
+        ("regex:(", "gold regex: '\\(' is not a regular expression"),
+        ("/no/such/folder", "gold: there is no folder /no/such/folder"),
+        ({"length:3": "x"}, "gold: the weight of length:3"),
+        ([], "gold: the list is empty"),
+        (["length:3", "lenght:3"], "gold: there is no rule 'lenght:3'"),
+        (3, "gold: 3 is not a reward"),
+    ],
+)
+def test_messages_name_the_option_the_value_came_from(spec: Any, message: str) -> None:
+    with pytest.raises(UsageError, match="^" + message):
+        load_reward(spec, option="gold")
+
+
+def test_a_file_that_fails_names_the_option(tmp_path: Path) -> None:
+    file = write(tmp_path / "grade.py", "def grade(responses): ...\nraise ValueError('no key')\n")
+    with pytest.raises(UsageError, match=f"^gold={file}:grade: the file cannot be imported"):
+        load_reward(f"{file}:grade", option="gold")
+    file = write(tmp_path / "other.py", "def grade(responses): ...\n")
+    with pytest.raises(UsageError, match=f"^gold={file}:grad: .* Did you mean"):
+        load_reward(f"{file}:grad", option="gold")
+
+
+def test_a_rule_knows_its_option_when_it_meets_the_rows() -> None:
+    for name in ("exact", "number"):
+        with pytest.raises(UsageError, match=f"^gold {name}: the prompts have no column 'answer'"):
+            score_texts(load_reward(name, option="gold"), ["p"], ["r"])
+    with pytest.raises(UsageError, match="^gold number: column 'answer' of response 1 holds 'blue'"):
+        score_texts(load_reward("number", option="gold"), ["p"], ["r"], {"answer": ["blue"]})

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from kleash.data import Batch
+from kleash.errors import UsageError
 from kleash.models import RewardModel, batch_logprobs, identity, load_model
 from kleash.training import train
-from kleash.training.adapters import AdaptersOff, merged
+from kleash.training.adapters import AdaptersOff, _check_rank, merged
 
 
 def adapted(tiny: Any, method: str, **changes: Any) -> Any:
@@ -27,6 +28,26 @@ def adapted(tiny: Any, method: str, **changes: Any) -> Any:
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.5)
     return policy.eval()
+
+
+@pytest.mark.parametrize("method", ["sft", "reward"])
+def test_a_rank_that_no_matrix_has_is_refused_before_adapters_are_made(
+    method: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hidden size 32, keys and values 16 wide: no matrix has a rank above 32."""
+    monkeypatch.setattr("kleash.training.adapters.get_peft_model", lambda *_: pytest.fail("made"))
+    for rank in (32, 99999):
+        with pytest.raises(
+            UsageError, match=f"lora_rank={rank}: no matrix of this model has a rank above 32"
+        ):
+            train(method, **tiny.options(method, tmp_path / str(rank), lora_rank=rank))
+
+
+def test_a_rank_that_some_matrices_have_not_is_said(tiny: Any) -> None:
+    """Of the 7 matrices of each layer, the keys' and the values' are 16 wide."""
+    _check_rank(tiny.model(), 15)
+    with pytest.warns(RuntimeWarning, match="lora_rank=16 restricts nothing in 4 of the 14 matrices"):
+        _check_rank(tiny.model(), 16)
 
 
 def batch() -> Batch:

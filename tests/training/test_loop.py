@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -272,3 +273,22 @@ def test_the_reward_model_is_standardised_by_its_own_held_out_scores(tiny: Any, 
 def test_held_out_rows_are_required_where_a_method_needs_them(tiny: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="eval_fraction=0 leaves none"):
         train("reward", **tiny.options("reward", tmp_path / "run", eval_fraction=0.0))
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_eval_at_start_gives_both_ends_of_the_course(method: str, tiny: Any, tmp_path: Path) -> None:
+    """Step 0 is the model before training: with learning rate 0 the last evaluation repeats it."""
+    run = train(
+        method, **tiny.options(method, tmp_path / "run", steps=2, learning_rate=0.0, eval_at_start=True)
+    )
+    first, last = (row for row in run.metrics if row["split"] == "eval")
+    assert (first["step"], last["step"]) == (0, 2)
+    key = "loss" if method == "sft" else "reward/mean"
+    assert first[key] == last[key]
+
+
+def test_pass_rates_of_every_prompt_are_in_the_run_folder(tiny: Any, tmp_path: Path) -> None:
+    run = train("grpo", **tiny.options("grpo", tmp_path / "run", steps=3))
+    visits = json.loads((run.path / "pass_rates.json").read_text())
+    assert sum(len(of_prompt) for of_prompt in visits.values()) == 3 * 2  # two prompts a step
+    assert all(right <= sampled == 4 for v in visits.values() for _, right, sampled in v)

@@ -80,6 +80,21 @@ def test_report_33_sampler_and_trainer_must_agree(tiny: Any, monkeypatch: pytest
     assert wrong.passed is False and wrong.figure > 1e-3
 
 
+@pytest.mark.parametrize("method", ["dpo", "reinforce"])
+def test_a_column_that_the_reward_lacks_is_said_before_training(
+    method: str, tiny: Any, tmp_path: Path
+) -> None:
+    """Of DPO it is the measurement at the end that would need it."""
+
+    def grade(responses: list[str], answer: list[str]) -> list[float]:
+        return [0.0] * len(responses)
+
+    options = tiny.options(method, tmp_path / "run", reward=grade, measure=method == "dpo")
+    with pytest.raises(UsageError, match="reward grade needs answer, but what it can be given is"):
+        train(method, **options)
+    assert not any((tmp_path / "run").iterdir())
+
+
 def test_a_mask_that_trains_the_prompt_is_refused(
     tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,11 +138,45 @@ def test_a_foreign_reward_model_is_refused_unless_accepted(
 
 def test_rendered_rows_mark_the_trained_tokens(tiny: Any) -> None:
     report = run_check(tiny, "sft")
-    for pieces in report.rows:
+    for row in report.rows:
+        pieces = row.pieces
         trained = [text for text, flag in pieces if flag]
         assert trained[-1].strip() == "<eos>" and trained[0].strip() == "and"
         flags = [flag for _, flag in pieces]
         assert flags == sorted(flags), "the prompt, untrained, comes first"
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("sft", ["row 2", "row 3", "row 4"]),
+        ("dpo", [f"row {n}, {side}" for n in (2, 3, 4) for side in ("chosen", "rejected")]),
+        ("reinforce", ["row 2, prompt", "row 3, prompt", "row 4, prompt"]),
+    ],
+)
+def test_rendered_rows_are_numbered_as_in_the_data(method: str, names: list[str], tiny: Any) -> None:
+    """The first row is dropped here, for its length."""
+    data = tiny.options(method, Path("unused"))["data"]
+    data = [{**data[0], "prompt": "the " * 60}, *data[1:6]]
+    report = run_check(tiny, method, data=data, eval_fraction=0.0, max_length=40)
+    assert [row.name for row in report.rows] == names
+    if method == "dpo":
+        texts = ["".join(text for text, _ in row.pieces) for row in report.rows]
+        assert [("good" in text, "bad" in text) for text in texts[:2]] == [(True, False), (False, True)]
+
+
+def test_tokens_are_counted_alike_in_all_and_among_the_trained(tiny: Any) -> None:
+    """Two pairs with 3 prompt tokens, 2 + 3 and 4 + 2 response tokens, end token included: 23, 11 trained."""
+    rows = [
+        {"prompt": "the cat sat", "chosen": " good", "rejected": " very bad"},
+        {"prompt": "the dog ran", "chosen": " good very nice", "rejected": " bad"},
+    ]
+    report = run_check(tiny, "dpo", data=rows, eval_fraction=0.0, batch_size=2)
+    assert finding(report, "tokens").message == (
+        "23 tokens in 2 rows, the prompt counted with chosen and with rejected; a response with its prompt "
+        "has 6 in the median and 7 at most, of max_length=1024"
+    )
+    assert "11 of 23 tokens are trained" in finding(report, "trained tokens").message
 
 
 def test_counts_of_dropped_and_truncated_rows(tiny: Any) -> None:

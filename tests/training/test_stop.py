@@ -233,6 +233,14 @@ def test_report_65_resume_prints_where_it_goes_on(tiny: Any, tmp_path: Path, cap
     assert "step 2 of 3 is done" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_run_that_is_past_the_steps_asked_for_is_left_as_it_is(tiny: Any, tmp_path: Path) -> None:
+    run = train("sft", **tiny.options("sft", tmp_path / "run", steps=4, save_every=2))
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=r"with 2 steps, but 4 are done in .*step-000004.*steps=4 or more"):
+        train("sft", **tiny.options("sft", tmp_path / "run", steps=2, save_every=2, resume=True))
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
 def test_a_run_resumed_after_its_last_step_only_measures(tiny: Any, tmp_path: Path) -> None:
     options = {"steps": 2, "save_every": 2, "measure": True}
     first = train("sft", **tiny.options("sft", tmp_path / "run", **options))

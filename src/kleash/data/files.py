@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kleash.data.gym import gym_rows, is_gym
 from kleash.errors import UsageError
 
 Record = dict[str, Any]
@@ -33,11 +34,14 @@ class Records:
 
 
 def read_records(source: Any, *, split: str = "train") -> Records:
-    """Records of a path, a hub name `owner/name[:config]`, a `datasets.Dataset`, a dict of splits, or dicts.
+    """Records of a path, a hub name `owner/name[:config]`, `gym:TASK` (see kleash.data.gym), a
+    `datasets.Dataset`, a dict of splits, or dicts.
 
     A file's hash is that of its bytes, anything else's that of its records as canonical JSON.
     Raises UsageError naming the file and row when something cannot be read.
     """
+    if is_gym(source):
+        return _from_memory(gym_rows(source), source)
     if isinstance(source, (str, Path)):
         path = Path(source).expanduser()
         if path.is_file():

@@ -85,7 +85,7 @@ class Layout:
 
     def _render(self, messages: list[Message], open_turn: bool, number: int) -> str:
         if self.chat == "plain":
-            return from_messages(messages, open_turn)
+            return self._transcript(messages, open_turn, number)
         if not self.tokenizer.chat_template:
             raise UsageError(
                 f"Row {number} holds messages, but the tokenizer has no chat template: use an "
@@ -104,6 +104,16 @@ class Layout:
         if not isinstance(text, str):
             raise UsageError(f"The chat template rendered {type(text).__name__}, not text.")
         return text
+
+    def _transcript(self, messages: list[Message], open_turn: bool, number: int) -> str:
+        try:
+            return from_messages(messages, open_turn)
+        except ValueError as error:
+            raise UsageError(
+                f"Row {number}: {error}, and chat=plain writes a transcript of user and assistant turns, "
+                "with at most a system message before them. Mend the role, or use a model whose template "
+                "has it."
+            ) from error
 
 
 def _beyond(text: str, start: str, number: int, turn: int) -> str:

@@ -18,6 +18,8 @@ from kleash.data.transcripts import HUMAN, Message, is_transcript, last_prompt, 
 
 Kind = Literal["demonstrations", "preferences", "ranked", "unpaired", "prompts", "stepwise"]
 Text = str | list[Message]
+ROLES = ("system", "user", "assistant", "tool")
+MISSPELT = 0.75  # likeness to one of these from which another role is taken for a misspelling of it
 
 
 class RowFault(Exception):
@@ -271,6 +273,7 @@ def _message(value: Any, name: str, position: int) -> Message:
             f"'{name}' is not messages",
             f'{where} must be {{"role": "user", "content": "text"}}; found {found}.',
         )
+    _check_role(value["role"], where)
     content = value["content"]
     if isinstance(content, (list, tuple)) and all(
         isinstance(p, Mapping) and p.get("type") == "text" for p in content
@@ -281,6 +284,15 @@ def _message(value: Any, name: str, position: int) -> Message:
             f"'{name}' holds no text", f"{where} has content {short(content)}, where text is expected."
         )
     return {key: item for key, item in value.items() if item is not None} | {"content": content}
+
+
+def _check_role(role: str, where: str) -> None:
+    """Malformed for a misspelt role, which many chat templates would print as it is; other roles are theirs
+    to judge.
+    """
+    near = difflib.get_close_matches(role.lower(), ROLES, n=1, cutoff=MISSPELT)
+    if near and role not in ROLES:
+        raise Malformed("misspelt role", f"{where} has the role {role!r}: is {near[0]!r} meant?")
 
 
 def _list(record: Record, name: str, kind: Kind, types: type | tuple[type, ...]) -> list[Any]:

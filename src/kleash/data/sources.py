@@ -71,14 +71,15 @@ def read_rows(
     limit: int | None = None,
     bad_rows: BadRows = "error",
     advise: bool = True,
+    prompt_column: str = "prompt",
 ) -> Rows:
     """Rows of one kind, at most `limit`, from a path, a hub name, a `datasets.Dataset` or a list of dicts.
 
     Rows from which nothing can be learnt (an empty answer, equal answers) are dropped and counted; malformed
     rows are an error. `bad_rows="drop"` drops and counts both, `"strict"` makes both an error. Ranked rows
-    stay ranked: see `pairs_from_ranked`. `advise` has the error name
-    bad_rows=drop. Raises UsageError naming source, row, what was found and a right row, and when none is
-    left.
+    stay ranked: see `pairs_from_ranked`. `advise` has the error name bad_rows=drop. `prompt_column` names the
+    column that holds the prompt, where it is called otherwise (`question`). Raises UsageError naming source,
+    row, what was found and a right row, and when none is left.
     """
     if kind not in EXAMPLES:
         raise UsageError(f"Unknown kind of rows '{kind}'; expected one of {', '.join(EXAMPLES)}.")
@@ -91,7 +92,7 @@ def read_rows(
         if limit is not None and len(rows) >= limit:
             break
         try:
-            rows.append(parse_row(record, number, kind))
+            rows.append(parse_row(_named(record, prompt_column), number, kind))
         except (Malformed, Useless) as fault:
             if bad_rows == "strict" or (bad_rows == "error" and isinstance(fault, Malformed)):
                 advice = " (bad_rows=drop leaves such rows out and counts them.)"
@@ -100,6 +101,20 @@ def read_rows(
             dropped[fault.reason] += 1
     _check_some_left(rows, dropped, records.name, kind)
     return Rows(kind, rows, records.name, records.sha256, dict(dropped), _notes(records.numbered, kind))
+
+
+def _named(record: dict[str, Any], prompt_column: str) -> dict[str, Any]:
+    """The record with its prompt under `prompt`."""
+    if prompt_column == "prompt":
+        return record
+    if prompt_column not in record:
+        found = ", ".join(f"'{name}'" for name in record)
+        raise Malformed("no prompt", f"no column '{prompt_column}' (prompt_column); found {found}.")
+    if "prompt" in record:
+        raise Malformed(
+            "two prompts", f"both a column 'prompt' and '{prompt_column}' (prompt_column): which is meant?"
+        )
+    return {("prompt" if name == prompt_column else name): value for name, value in record.items()}
 
 
 def _check_some_left(rows: list[Row], dropped: Counter[str], name: str, kind: Kind) -> None:

@@ -52,7 +52,16 @@ def to_messages(transcript: str) -> list[Message]:
 
 
 def from_messages(messages: list[Message], open_turn: bool) -> str:
-    """Messages as a transcript; with `open_turn` it ends in "\\n\\nAssistant:", for a model to go on from."""
-    speaker = {"user": HUMAN + " ", "assistant": ASSISTANT + " ", "system": ""}
-    text = "".join(speaker.get(m["role"], f"\n\n{m['role'].capitalize()}: ") + m["content"] for m in messages)
+    """Messages as a transcript; with `open_turn` it ends in "\\n\\nAssistant:", for a model to go on from.
+
+    A system message stands bare at the head, where `to_messages` looks for it. ValueError for a role that a
+    transcript has no speaker for.
+    """
+    speakers = {"user": HUMAN + " ", "assistant": ASSISTANT + " "}
+    text = ""
+    for position, message in enumerate(messages):
+        role = message["role"]
+        if role not in speakers and (role != "system" or position):
+            raise ValueError(f"turn {position + 1} is by {role!r}")
+        text += speakers.get(role, "") + message["content"]
     return text + ASSISTANT if open_turn else text

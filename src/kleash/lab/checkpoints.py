@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 from kleash.measure import Evaluation
+from kleash.report.text import format_number
 from kleash.run import Run
 
 # Half of the smallest gap over the five seeds, or one and a half times the largest drift, rounded. That the
@@ -58,7 +59,13 @@ def _with_penalty(rlhf: Evaluation, reference: Evaluation) -> list[Row]:
             f"at least +{REWARD_RISE:g}",
             "exercise 3",
         ),
-        ("RLHF's drift stays bounded", drift <= DRIFT_BOUND, f"{drift:.2f} nats", bound, "exercise 3"),
+        (
+            "RLHF's drift stays bounded",
+            drift <= DRIFT_BOUND,
+            f"{format_number(drift, 2)} nats",
+            bound,
+            "exercise 3",
+        ),
     ]
 
 

@@ -25,6 +25,7 @@ from kleash.lab.rule import gold_reward
 from kleash.lab.tiny import write_tiny_model
 from kleash.measure import Evaluation, measure, verdict
 from kleash.models import autocast, identity, load_model
+from kleash.report.text import format_number
 from kleash.run import Run, check_writable, write_text
 from kleash.sampling import sample
 from kleash.training import train
@@ -277,7 +278,7 @@ def _measure_reference(lab: Lab) -> None:
 def _describe(lab: Lab, name: str, run: Run) -> None:
     found = Evaluation.from_json(run.evaluation)
     numbers = [
-        f"{key} {value.mean:.2f}"
+        f"{key} {format_number(value.mean, 2)}"
         for key in ("reward", "gold", "drift")
         if (value := getattr(found, key)) is not None
     ]
@@ -301,8 +302,8 @@ def _sweep(lab: Lab) -> list[dict[str, Any]]:
             }
         )
         lab.say(
-            f"beta {beta:g}: reward {found.reward.mean:.2f}, gold {found.gold.mean:.2f}, drift "
-            f"{found.drift.mean:.2f}."
+            f"beta {beta:g}: reward {format_number(found.reward.mean, 2)}, "
+            f"gold {format_number(found.gold.mean, 2)}, drift {format_number(found.drift.mean, 2)}."
         )
     return rows
 

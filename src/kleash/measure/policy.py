@@ -44,6 +44,7 @@ def measure(
     batch_rows: int = 64,
     chat: ChatMode = "auto",
     timeout: float | None = TIMEOUT,
+    reward_workers: int = 0,
     dtype: Dtype = "float32",
     sampling_dtype: Dtype = "auto",
     progress: Progress | None = None,
@@ -60,22 +61,16 @@ def measure(
     to sample from.
     """
     started = time.perf_counter()
-    if fixed_length and not score_unfinished:
-        raise UsageError(
-            "score_unfinished=false with fixed_length=true leaves nothing to score: no response can end by "
-            "itself."
-        )
-    if not temperature > 0:
-        raise UsageError(
-            f"temperature={temperature}: drift is measured on samples, and the KL of a policy that always "
-            "takes the likeliest token is infinite or meaningless. Give a temperature above 0; 1 is the "
-            "policy as trained."
-        )
+    _check_sampling(temperature, fixed_length, score_unfinished)
     policy, tokenizer = load_model(model)
     reference = reference_model(reference, policy)
-    proxy, judge = (load_judge(spec, tokenizer, standardise=standardise_reward) for spec in (reward, gold))
-    judges = Judges(proxy, judge, timeout, score_unfinished)
+    proxy, judge = (
+        load_judge(spec, tokenizer, standardise=standardise_reward, option=option)
+        for option, spec in (("reward", reward), ("gold", gold))
+    )
+    judges = Judges(proxy, judge, timeout, score_unfinished, reward_workers)
     items, notes = prompt_items(prompts, policy, tokenizer, chat=chat, max_new_tokens=max_new_tokens)
+    judges.check_columns(items)
     with autocast(sampling_dtype, next(policy.parameters()).device.type):
         rollouts = sample(
             policy,
@@ -101,6 +96,21 @@ def measure(
         warnings=notes + evaluation.warnings,
         seconds=time.perf_counter() - started,
     )
+
+
+def _check_sampling(temperature: float, fixed_length: bool, score_unfinished: bool) -> None:
+    """UsageError where the samples would give nothing to score, or no drift."""
+    if fixed_length and not score_unfinished:
+        raise UsageError(
+            "score_unfinished=false with fixed_length=true leaves nothing to score: no response can end by "
+            "itself."
+        )
+    if not temperature > 0:
+        raise UsageError(
+            f"temperature={temperature}: drift is measured on samples, and the KL of a policy that always "
+            "takes the likeliest token is infinite or meaningless. Give a temperature above 0; 1 is the "
+            "policy as trained."
+        )
 
 
 def reference_model(source: Any, policy: nn.Module) -> nn.Module:

@@ -53,10 +53,7 @@ def evaluate_rollouts(
     gap = _sampler_gap(stats, rollouts)
     sums = response_sums(stats)
     _require_finite(sums["drift"], rollouts)
-    scores = {
-        name: judges.scores(judge, rollouts)
-        for name, judge in (("reward", judges.reward), ("gold", judges.gold))
-    }
+    scores = {"reward": judges.scores("reward", rollouts), "gold": judges.scores("gold", rollouts)}
     evaluation = Evaluation(
         prompts=len(rollouts.group.unique()),
         samples_per_prompt=len(rollouts) // len(rollouts.group.unique()),

@@ -18,19 +18,17 @@ if TYPE_CHECKING:
     from kleash.methods.policy_gradient import PolicyConfig
 
 
-def visit(
-    memory: Memory, scored: Scored, rewards: Tensor, config: PolicyConfig, context: Context, room: int
-) -> Sums:
+def visit(memory: Memory, scored: Scored, config: PolicyConfig, context: Context, room: int) -> Sums:
     """Take a step's groups into the memory, those of all processes; returns their metrics.
 
-    rewards (N,) as optimised, nan where missing, decide whether a group has spread; the scores as given
-    decide what is right, of the responses that have one: a missing score is no wrong answer, and a group
-    without any score is not counted. `room`: the most prompts that a process can have.
+    The scores as given decide what has spread and what is right, of the responses that have one: a missing
+    score is no wrong answer, and a group without any score is not counted. `room`: the most prompts that a
+    process can have.
     """
     size = config.samples_per_prompt
     right = (scored.scores.values >= config.pass_score).view(-1, size).sum(1)
     tried = scored.scores.present.view(-1, size).sum(1)
-    flat = ~has_spread(rewards, size)[tried > 0]
+    flat = ~has_spread(scored, size)[tried > 0]
     rows = torch.full((room, 3), -1, dtype=torch.long)
     rows[: len(right)] = torch.stack([torch.tensor(scored.numbers[::size]), right.cpu(), tried.cpu()], 1)
     for number, passed, known in context.gather(rows).tolist():
@@ -44,9 +42,11 @@ def visit(
     }
 
 
-def has_spread(rewards: Tensor, size: int) -> Tensor:
-    """(G,) whether a group's rewards differ; missing ones (nan) are left out, and one alone has no spread."""
-    groups = rewards.view(-1, size)
+def has_spread(scored: Scored, size: int) -> Tensor:
+    """(G,) whether a group's scores differ, before penalties: those teach length alone where the answers are
+    equally good. Responses that do not count are left out, and one alone has no spread.
+    """
+    groups = scored.scores.values.masked_fill(~scored.used, torch.nan).view(-1, size)
     low = groups.masked_fill(groups.isnan(), torch.inf).amin(1)
     high = groups.masked_fill(groups.isnan(), -torch.inf).amax(1)
     return high > low

@@ -55,20 +55,22 @@ class GroupConfig(PolicyConfig):
     samples_per_prompt: int = redefault(OnlineConfig, "samples_per_prompt", 8)
     advantage: Literal["group", "leave-one-out", "maxrl"] = option(
         "group",
-        "what a score is compared with: its group's mean (divided by scale); the mean of the others; or the "
-        "mean, divided by the mean (MaxRL, for scores from 0 up)",
+        "what a score is compared with: its group's mean, the difference divided as scale says; the mean of "
+        "the others; or its group's mean, the difference divided by that mean (MaxRL; scores from 0 up)",
     )
     scale: Literal["std", "sample_std", "batch_std", "none"] = option(
         "std",
-        "advantage=group: divided by the group's population deviation, its sample deviation, the whole "
-        "step's population deviation, or by nothing",
+        "advantage=group, what the difference is divided by: the group's population deviation, its sample "
+        "deviation, the whole step's population deviation, or nothing",
     )
     no_spread: Literal["keep", "drop", "resample"] = option(
         "keep",
-        "groups whose responses all score alike: counted in the mean with gradient 0, left out, or replaced "
-        "by groups of further prompts",
+        "groups whose responses all score alike, and so teach nothing: counted in the mean with gradient 0, "
+        "left out of it, or replaced by groups of further prompts",
     )
-    resample_rounds: int = option(4, "no_spread=resample: at most this many rounds of sampling", minimum=1)
+    resample_rounds: int = option(
+        4, "no_spread=resample: at most so many rounds of sampling a step", minimum=1
+    )
 
     def check(self) -> None:
         """See TrainConfig.check."""
@@ -77,6 +79,14 @@ class GroupConfig(PolicyConfig):
             raise UsageError(
                 "samples_per_prompt=1: a response is compared with the others to its prompt, and there would "
                 "be none. Choose 2 or more (4 to 16 are usual)."
+            )
+        scaled = self.advantage == "group" and self.scale != "none"
+        if scaled and self.kl_in == "reward" and self.controls_kl:
+            raise UsageError(
+                f"kl_in=reward with scale={self.scale}: a group whose answers are equally good would differ "
+                "in its KL alone, and dividing by that deviation makes noise as large as a right answer. "
+                "Charge the KL in the loss (kl_in=loss kl_estimator=k2), or choose scale=none or "
+                "advantage=leave-one-out."
             )
         lowered = [
             name
@@ -110,6 +120,8 @@ class Row:
     more: tuple[tuple[str, Any], ...] = ()
 
 
+LEASH = (("kl_in", "loss"), ("kl_estimator", "k2"))  # where beta is raised: scores are divided by a deviation
+
 # fmt: off
 TABLE: dict[str, Row] = {
     #        advantage        scale   ratio       objective          ε     ε high  mean of the loss
@@ -123,14 +135,17 @@ TABLE: dict[str, Row] = {
              "group",         "none", "token",    "clip",            0.2,  None,   "constant"),
     "dapo": Row("asymmetric clip, token mean, groups without spread sampled again (arXiv 2503.14476)",
              "group",         "std",  "token",    "clip",            0.2,  0.28,   "token-mean",
-             (("no_spread", "resample"),)),
+             (*LEASH, ("no_spread", "resample"))),
     "gspo": Row("ratio of whole responses (arXiv 2507.18071)",
-             "group",         "std",  "sequence", "clip",            3e-4, 4e-4,   "sequence-token-mean"),
+             "group",         "std",  "sequence", "clip",            3e-4, 4e-4,   "sequence-token-mean",
+             LEASH),
     "cispo": Row("clipped weights, every token keeps its gradient (arXiv 2506.13585)",
-             "group",         "std",  "token",    "cispo",           0.2,  0.4,    "token-mean"),
+             "group",         "std",  "token",    "cispo",           0.2,  0.4,    "token-mean",
+             LEASH),
     "sapo": Row("a soft gate in place of the clip (arXiv 2511.20347)",
-             "group",         "std",  "token",    "sapo",            0.2,  None,   "sequence-token-mean"),
-    "maxrl": Row("advantage over the group's mean: nearer to maximum likelihood (MaxRL)",
+             "group",         "std",  "token",    "sapo",            0.2,  None,   "sequence-token-mean",
+             LEASH),
+    "maxrl": Row("advantage over the group's mean: nearer to maximum likelihood (arXiv 2602.02710)",
              "maxrl",         "none", "token",    "clip",            0.2,  None,   "sequence-mean"),
 }
 # fmt: on
@@ -194,7 +209,7 @@ def gather_groups(
         started = time.perf_counter()
         scored = score(models, prompts, config, context)
         sampled.append(scored)
-        spread = has_spread(shaped(scored, config), config.samples_per_prompt)
+        spread = has_spread(scored, config.samples_per_prompt)
         wasted += (time.perf_counter() - started) * float((~spread).double().mean())
         if config.no_spread != "keep":
             groups = spread.nonzero()[:, 0].tolist()[: wanted - have]
@@ -204,7 +219,7 @@ def gather_groups(
             kept.append(scored)
         prompts = context.more(wanted - have) if have < wanted and len(sampled) < rounds else []
     everything = join_scored(sampled)
-    metrics = visit(models.memory, everything, shaped(everything, config), config, context, wanted * rounds)
+    metrics = visit(models.memory, everything, config, context, wanted * rounds)
     metrics["time/wasted"] = (wasted, 1.0)
     return join_scored(kept or sampled[:1]), everything, metrics
 

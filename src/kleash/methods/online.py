@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from kleash.config import option, redefault
+from kleash.config import option
 from kleash.data.items import PromptIds
 from kleash.data.tokenise import tokenise_prompts
 from kleash.errors import UsageError
@@ -29,7 +29,7 @@ from kleash.sampling import Rollouts, join, sample
 class OnlineConfig(TrainConfig):
     """Options of methods that train on text they sample themselves."""
 
-    batch_size: int = redefault(TrainConfig, "batch_size", 64)
+    batch_size: int = option(64, "responses sampled in each step, over all processes", minimum=1)
     samples_per_prompt: int = option(1, "responses sampled to each prompt in a step", minimum=1)
     unfinished: Literal["keep", "drop"] = option(
         "keep", "responses cut off at max_new_tokens: trained like the others, or left out and counted"
@@ -59,10 +59,10 @@ class OnlineConfig(TrainConfig):
                 f"micro_batch_size={self.micro_batch_size} is smaller than samples_per_prompt={size}: the "
                 "responses to a prompt stay together, so a micro-batch must hold at least one such group."
             )
-        if self.max_length <= self.max_new_tokens:
+        if self.max_length < self.max_new_tokens + 2:
             raise UsageError(
-                f"max_length={self.max_length} leaves no room for a prompt beside "
-                f"max_new_tokens={self.max_new_tokens}: raise it."
+                f"max_length={self.max_length} leaves no room for a prompt of at least 2 tokens beside "
+                f"max_new_tokens={self.max_new_tokens}: raise it to {self.max_new_tokens + 2} or more."
             )
 
 
@@ -115,8 +115,9 @@ def score(models: Models, prompts: Sequence[PromptIds], config: OnlineConfig, co
     """Sample responses and ask reward and gold about them."""
     assert models.reward is not None
     rollouts = sample_prompts(models, prompts, config, context.generator)
-    scores = call_reward(models.reward, rollouts, timeout=config.reward_timeout)
-    gold = None if models.gold is None else call_reward(models.gold, rollouts, timeout=config.reward_timeout)
+    how: Any = {"timeout": config.reward_timeout, "workers": config.reward_workers, "step": context.step}
+    scores = call_reward(models.reward, rollouts, **how)
+    gold = None if models.gold is None else call_reward(models.gold, rollouts, **how, option="gold")
     used = scores.present if config.unfinished == "keep" else scores.present & rollouts.ended
     return Scored(rollouts, scores, gold, used, [prompts[g].number for g in rollouts.group.tolist()])
 
@@ -206,6 +207,8 @@ def _score_metrics(name: str, scores: Scores, group: int) -> Sums:
     metrics = {
         f"{name}/mean": total(scores.values[scores.present]),
         f"{name}/missing": total(~scores.present),
+        f"{name}/hung": (float(scores.hung), float(len(scores.values))),
+        **{f"{name}/log/{key}": said for key, said in scores.logged.items()},
     }
     if len(scores.parts) > 1:
         metrics |= {

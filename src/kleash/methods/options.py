@@ -24,6 +24,7 @@ class TrainConfig:
     )
     data: Any = option(REQUIRED, "training rows: a file, a hub name, a datasets.Dataset or a list of dicts")
     data_split: str = option("train", "which split of a hub data set to read")
+    prompt_column: str = option("prompt", "the column that holds the prompt, where it is called otherwise")
     limit: int | None = option(None, "read at most this many training rows", minimum=1)
     bad_rows: Literal["error", "drop", "strict"] = option(
         "error",
@@ -53,7 +54,11 @@ class TrainConfig:
     )
 
     # how long, how fast
-    steps: int | None = option(None, "optimizer steps; by default as many as epochs need", minimum=1)
+    steps: int | None = option(
+        None,
+        "steps, each on one batch of rows or of sampled responses; by default as many as epochs need",
+        minimum=1,
+    )
     epochs: float = option(1.0, "passes over the data, when steps is not given", above=0.0)
     batch_size: int = option(
         8, "items per optimizer step, over all processes: rows, pairs or responses", minimum=1
@@ -90,6 +95,7 @@ class TrainConfig:
     eval_every: int | None = option(
         None, "steps between evaluations on held-out rows; there is always one at the end", minimum=1
     )
+    eval_at_start: bool = option(False, "evaluate before step 1 too, to have both ends of the course")
     save_every: int | None = option(None, "steps between checkpoints", minimum=1)
     keep_checkpoints: int = option(1, "how many checkpoints are kept", minimum=1)
     tracker: str | None = option(
@@ -122,6 +128,12 @@ class TrainConfig:
     )
     reward_timeout: float = option(
         60.0, "seconds a call of a reward function may take before its scores count as missing", above=0.0
+    )
+    reward_workers: int = option(
+        0,
+        "threads that call a reward function with one response at a time, each with reward_timeout of its "
+        "own; 0: one call with all",
+        minimum=0,
     )
     standardise_reward: bool = option(
         True, "give a reward model's scores in units of its recorded deviation from its recorded mean"

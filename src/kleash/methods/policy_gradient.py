@@ -49,20 +49,22 @@ class PolicyConfig(OnlineConfig):
     # the objective
     ratio: Literal["token", "sequence"] = option(
         "token",
-        "probability ratio to the policy that sampled: of each token, or of the response (the geometric mean "
-        "of its tokens', as in GSPO)",
+        "probability under the policy over that under the policy that sampled: of each token, or one of the "
+        "response, the geometric mean of its tokens' (GSPO)",
     )
     objective: Literal["clip", "cispo", "sapo", "policy-gradient"] = option(
         "clip",
-        "surrogate: PPO's clipped minimum, CISPO's clipped weight on the log-prob, SAPO's soft gate, or the "
-        "plain advantage times log-prob",
+        "what is raised: PPO's clipped minimum; CISPO's log-prob, weighted by the clipped ratio; SAPO's soft "
+        "gate; or advantage times log-prob, without a ratio",
     )
-    epsilon: float = option(0.2, "ratios below 1 - epsilon are clipped", minimum=0.0, maximum=1.0)
+    epsilon: float = option(0.2, "clip, cispo: lower edge of the clip, 1 - epsilon", minimum=0.0, maximum=1.0)
     epsilon_high: float | None = option(
-        None, "ratios above 1 + epsilon_high are clipped; by default epsilon", minimum=0.0
+        None, "clip, cispo: upper edge of the clip, 1 + epsilon_high; by default epsilon", minimum=0.0
     )
-    sapo_positive: float = option(1.0, "SAPO's gate: steepness where the advantage is positive", above=0.0)
-    sapo_negative: float = option(1.05, "the same where it is not", above=0.0)
+    sapo_positive: float = option(
+        1.0, "sapo: steepness of the gate where the advantage is above 0", above=0.0
+    )
+    sapo_negative: float = option(1.05, "sapo: the same elsewhere; more closes it sooner", above=0.0)
     reduction: Literal["token-mean", "sequence-mean", "sequence-token-mean", "constant"] = option(
         "token-mean",
         "mean of the loss: over all tokens; over responses, their tokens summed; over responses, their "
@@ -70,21 +72,24 @@ class PolicyConfig(OnlineConfig):
     )
 
     # the leash
-    beta: float = option(0.0, "KL coefficient; drift is measured at 0 too", minimum=0.0)
+    beta: float = option(
+        0.0, "KL coefficient: what a nat of drift costs; drift is measured at 0 too", minimum=0.0
+    )
     kl_in: Literal["reward", "loss"] = option(
-        "reward", "the KL is charged in the reward of each response, or is a term of the loss"
+        "reward", "where the KL is charged: taken off the reward, or added to the loss"
     )
     kl_estimator: Literal["k1", "k2", "k3", "exact"] = option(
         "k1",
-        "k1 in the reward; in the loss k2 or exact, whose gradients are those of KL(policy‖reference) at the "
-        "visited states, or k3, whose gradient is that of KL(reference‖policy) (as in GRPO's paper)",
+        "k1, the log-ratio of the sampled token, in the reward; in the loss k2 or exact (over the "
+        "vocabulary), whose gradients are those of KL(policy‖reference) at the visited states, or k3, whose "
+        "gradient is that of KL(reference‖policy) (GRPO's paper)",
     )
     kl_control: Literal["fixed", "adaptive", "constraint"] = option(
         "fixed",
-        "beta stays; or follows kl_target in proportion to the error; or is the Lagrange multiplier of "
-        "KL ≤ kl_target",
+        "fixed: beta stays. adaptive: it follows kl_target in proportion to the error. constraint: it is the "
+        "Lagrange multiplier of KL ≤ kl_target",
     )
-    kl_target: float | None = option(None, "nats a response that kl_control aims at", above=0.0)
+    kl_target: float | None = option(None, "the KL that kl_control aims at, nats a response", above=0.0)
     kl_rate: float = option(
         0.01,
         "how fast beta follows. adaptive: the share of beta that a step may change it by; constraint: the "
@@ -93,32 +98,38 @@ class PolicyConfig(OnlineConfig):
     )
 
     # several updates on the same rollouts
-    rollout_epochs: int = option(1, "passes over each step's rollouts", minimum=1)
-    minibatches: int = option(1, "gradient steps in each pass, on parts of the rollouts", minimum=1)
+    rollout_epochs: int = option(1, "passes over the rollouts of a step", minimum=1)
+    minibatches: int = option(1, "gradient steps in each pass, each on its share of the prompts", minimum=1)
     importance: Literal["none", "token", "sequence", "sequence-mean"] = option(
         "none",
-        "weigh by trainer's over sampler's probability, cut off at importance_cap: of the token, of the "
-        "response (product over its tokens), or the geometric mean of that",
+        "correct for a sampler that differs from the trainer, by the trainer's probability over the "
+        "sampler's: of the token, of the response (product over its tokens), or the geometric mean of that",
     )
-    importance_cap: float = option(2.0, "largest such weight", above=0.0)
-    top_p: float = option(1.0, "refused below 1: sampler and trainer would differ in support")
-    top_k: int = option(0, "refused above 0: sampler and trainer would differ in support")
+    importance_cap: float = option(
+        2.0, "importance: the largest weight; what is above it is cut off", above=0.0
+    )
+    top_p: float = option(1.0, "must be 1: otherwise the sampler leaves out tokens that the trainer counts")
+    top_k: int = option(0, "must be 0, for the same reason")
 
     # shaping and bookkeeping of scores
     missing_end_penalty: float = option(
         0.0, "taken off the score of a response that was cut off at max_new_tokens", minimum=0.0
     )
     overlong_buffer: int = option(
-        0, "tokens before max_new_tokens over which a score falls by up to 1 (DAPO); 0: none", minimum=0
+        0,
+        "so many last tokens before max_new_tokens over which a score falls by up to 1 (DAPO); 0: none",
+        minimum=0,
     )
-    pass_score: float = option(1.0, "a response with at least this score counts as right")
+    pass_score: float = option(
+        1.0, "a response with at least this score counts as right, for pass/mean and the curriculum"
+    )
     curriculum: Literal["off", "edge"] = option(
-        "off", "which prompts are drawn: all in turn, or more often those that are sometimes right"
+        "off", "which prompts are drawn: all in turn, or those most that are right about half the time"
     )
     retire_after: int = option(
-        3, "curriculum: visits in a row with every response right before a prompt rests", minimum=1
+        3, "edge: a prompt rests after so many visits in a row with every response right", minimum=1
     )
-    revisit_every: int = option(50, "curriculum: steps before a resting prompt comes back once", minimum=1)
+    revisit_every: int = option(50, "edge: a resting prompt comes back once after so many steps", minimum=1)
 
     def check(self) -> None:
         """See TrainConfig.check."""

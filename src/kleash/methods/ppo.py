@@ -53,19 +53,23 @@ class Config(PolicyConfig):
     rollout_epochs: int = redefault(PolicyConfig, "rollout_epochs", 2)
     minibatches: int = redefault(PolicyConfig, "minibatches", 2)
     value: Literal["trunk", "separate"] = option(
-        "trunk", "the value model: a head on the policy's own states, or a transformer of its own"
+        "trunk",
+        "the value model: a head on the policy's own states, or a transformer of its own, as much memory "
+        "again",
     )
     value_coef: float = option(0.1, "weight of the value loss beside the policy's", minimum=0.0)
     value_clip: float | None = option(
         0.2, "how far a value may move from its old one before its loss is clipped; none: no clip", above=0.0
     )
-    gamma: float = option(1.0, "discount of later rewards", minimum=0.0, maximum=1.0)
+    gamma: float = option(1.0, "discount of a reward for every token later", minimum=0.0, maximum=1.0)
     lam: float = option(0.95, "GAE's lambda: 1 is the return minus the value, 0 the TD error", minimum=0.0,
                         maximum=1.0)  # fmt: skip
-    whiten: bool = option(True, "advantages get mean 0 and deviation 1 over the step's real tokens")
-    ptx_data: Any = option(None, "demonstrations whose likelihood is mixed in: any form that sft reads")
-    ptx_coef: float = option(0.0, "weight of their mean negative log-likelihood per token", minimum=0.0)
-    ptx_batch_size: int = option(8, "demonstrations mixed into each gradient step", minimum=1)
+    whiten: bool = option(True, "give advantages mean 0 and deviation 1 over the step's real tokens")
+    ptx_data: Any = option(
+        None, "PPO-ptx: demonstrations whose likelihood is raised too, in any form sft reads"
+    )
+    ptx_coef: float = option(0.0, "weight of their mean negative log-likelihood a token", minimum=0.0)
+    ptx_batch_size: int = option(8, "demonstrations in each gradient step", minimum=1)
 
     def check(self) -> None:
         """See TrainConfig.check."""
@@ -125,7 +129,9 @@ def collect(models: Models, prompts: Sequence[PromptIds], config: Config, contex
     beta = beta_now(models, config)
     metrics = metrics_of(models, scored, config, context)
     rewards = shaped(scored, config)
-    metrics |= visit(models.memory, scored, rewards, config, context, len(prompts))
+    metrics |= visit(models.memory, scored, config, context, len(prompts))
+    if config.missing_end_penalty or config.overlong_buffer:
+        metrics["reward/shaped"] = total(rewards[scored.used])
     control_beta(models, scored, config, context)
     metrics["kl/beta"] = (beta, 1.0)
     old, values = outputs_before(models, scored, config)

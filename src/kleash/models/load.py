@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import torch
+from huggingface_hub import constants, is_offline_mode, try_to_load_from_cache
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,6 +25,7 @@ from kleash.models.attention import use_grouped_attention
 from kleash.models.bundled import BUNDLED, fetch
 
 TOKENIZER_FILE = re.compile(r"^(tokenizer|vocab)|(bpe|piece|tiktoken|tekken).*|\.(model|tiktoken|spm)$")
+HUB_PATIENCE = 5.0  # seconds
 ModelSource = str | Path | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
@@ -130,15 +135,17 @@ class AutoConfigOrDict:
     """The raw config of a folder or hub id, read without building the model's config class."""
 
     @staticmethod
-    def from_pretrained(where: str) -> dict[str, Any]:
+    def from_pretrained(where: str, **options: Any) -> dict[str, Any]:
         from transformers import PreTrainedConfig
 
-        return PreTrainedConfig.get_config_dict(where)[0]
+        return PreTrainedConfig.get_config_dict(where, **options)[0]
 
 
 def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
     """`kind.from_pretrained` with the library's errors turned into one paragraph for the user."""
     try:
+        if hub_is_silent(where):
+            options["local_files_only"] = True
         with quiet_transformers():
             return kind.from_pretrained(where, **options)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -151,6 +158,21 @@ def _from_pretrained(kind: Any, where: str, **options: Any) -> Any:
             + ", ".join(BUNDLED)
             + "."
         ) from error
+
+
+def hub_is_silent(where: str) -> bool:
+    """Whether a hub id that was not fetched before is asked for in vain: the hub does not answer one request,
+    which its own client would repeat for 24 seconds. Anything but a failed connection counts as an answer.
+    """
+    fetched = Path(where).exists() or isinstance(try_to_load_from_cache(where, "config.json"), str)
+    if fetched or is_offline_mode():
+        return False
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=HUB_PATIENCE).close()
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return isinstance(reason, socket.gaierror | ConnectionError | TimeoutError)
+    return False
 
 
 @contextmanager

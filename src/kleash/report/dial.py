@@ -12,7 +12,10 @@ from kleash.report.html import asset, render, write_page
 
 
 def write_dial(out: Path) -> Path:
-    """Write the dial at `out` (a file, or a folder that gets report.html) and return its path."""
+    """Write the dial at `out` (a file, or a folder that gets dial.html: report.html may be a run's there) and
+    return its path.
+    """
+    out = Path(out)
     scripts = [asset("dial-model.js"), asset("dial.js")]
     page = render("dial.html.j2", scripts, kicker="KLeash", title="The β dial", sections=[], notes=[])
-    return write_page(page, Path(out))
+    return write_page(page, out / "dial.html" if out.is_dir() else out)

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from kleash.report.text import ABSENT, Figure, figure, finite, format_figure, format_number, visible
+from kleash.report.text import (
+    ABSENT,
+    Figure,
+    figure,
+    finite,
+    format_figure,
+    format_number,
+    nonnegative,
+    visible,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,10 @@ class Entry:
         return getattr(self.evaluation, key, None)
 
     def figure(self, key: str) -> Figure | None:
-        return figure(self.value(key))
+        found = figure(self.value(key))
+        if found is None or key != "drift":
+            return found
+        return replace(found, mean=nonnegative(found.mean))
 
 
 def measured_columns(entries: Sequence[Entry]) -> list[Column]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ABSENT = "–"
+ROUNDING = 1e-4  # nats of exact KL below 0 that come of summing in float32
 MINUS = "\u2212"
 
 # Characters that would be invisible, would reorder the page around them, or cannot be written as UTF-8:
@@ -85,6 +86,11 @@ def figure(value: Any) -> Figure | None:
         return None
     count = finite(get("count"))
     return Figure(mean, finite(get("stderr")), None if count is None else int(count))
+
+
+def nonnegative(drift: float) -> float:
+    """A drift for reading: exact KL is never negative, so what rounding left below 0 reads 0. More stays."""
+    return 0.0 if -ROUNDING < drift < 0 else drift
 
 
 def format_number(value: Any, decimals: int | None = None) -> str:

@@ -10,7 +10,7 @@ from kleash.report.charts import series_colour
 from kleash.report.folder import RunFolder, mapping
 from kleash.report.html import asset, chart_library
 from kleash.report.samples import final_rows
-from kleash.report.text import Figure, figure, finite, format_number, format_value
+from kleash.report.text import Figure, figure, finite, format_number, format_value, nonnegative
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,16 @@ def statements(verdict: Mapping[str, Any]) -> list[Statement]:
             _words(item.get("name")),
             _truth(item.get("established")),
             _words(item.get("text")),
-            _words(item.get("figure")),
+            _words(_figure(item)),
         )
         for item in records(verdict.get("statements"))
     ]
+
+
+def _figure(statement: Mapping[str, Any]) -> Any:
+    value = statement.get("figure")
+    number = finite(value)
+    return nonnegative(number) if number is not None and statement.get("name") == "drift" else value
 
 
 def checks(value: Any) -> list[Check]:

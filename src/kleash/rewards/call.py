@@ -3,19 +3,25 @@
 A reward is any callable `(prompts, responses, **columns) -> list[float | None]`. It may ask for as few of the
 columns as it likes, and `completions` is understood as another word for `responses`. None means that a
 response has no score: it is counted and left out, never taken as zero. Everything else that is not a finite
-number stops the run with a message that names the function and the response.
+number stops the run with a message that names the function and the response. Functions written for TRL work
+unchanged, `async` ones too.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import functools
 import inspect
 import math
 import numbers
+import os
 import threading
+import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +31,13 @@ from torch import Tensor
 from kleash.errors import KLeashError, RunError, UsageError
 from kleash.rewards.combine import CombinedReward
 from kleash.rewards.trained import ModelReward
+from kleash.rewards.verified import Verified
 
 if TYPE_CHECKING:
     from kleash.sampling import Rollouts
 
 Reward = Callable[..., Sequence[float | None]]
+_Outcome = tuple[Any, "BaseException | None"]
 
 TIMEOUT = 300.0
 """Seconds that one call of a reward function may take."""
@@ -48,6 +56,8 @@ class Scores:
     missing: int
     parts: dict[str, Tensor] = field(default_factory=dict)
     hung: int = 0
+    logged: dict[str, tuple[float, float]] = field(default_factory=dict)
+    extra: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
     def present(self) -> Tensor:
@@ -55,19 +65,24 @@ class Scores:
         return ~self.values.isnan()
 
     def take(self, rows: Sequence[int]) -> Scores:
-        """The scores of some responses, in that order; `hung` stays that of the whole call."""
+        """The scores of some responses, in that order; `hung` and `logged` stay those of the whole call."""
         values = self.values[list(rows)]
         parts = {name: part[list(rows)] for name, part in self.parts.items()}
-        return Scores(values, int(values.isnan().sum()), parts, self.hung)
+        return Scores(values, int(values.isnan().sum()), parts, self.hung, self.logged)
 
     @classmethod
     def join(cls, several: Sequence[Scores]) -> Scores:
         """The scores of several calls of one reward, one after another."""
+        logged: dict[str, tuple[float, float]] = {}
+        for name, (said, count) in (item for scores in several for item in scores.logged.items()):
+            before = logged.get(name, (0.0, 0.0))
+            logged[name] = before[0] + said, before[1] + count
         return cls(
             torch.cat([scores.values for scores in several]),
             sum(scores.missing for scores in several),
             {name: torch.cat([scores.parts[name] for scores in several]) for name in several[0].parts},
             sum(scores.hung for scores in several),
+            logged,
         )
 
 
@@ -83,13 +98,24 @@ def call_reward(
     reward: Reward | CombinedReward,
     rollouts: Rollouts,
     timeout: float | None = TIMEOUT,
-    rows_per_call: int | None = None,
+    workers: int = 0,
+    option: str = "reward",
+    step: int = 0,
 ) -> Scores:
     """Score rollouts as `score_texts` does, with their columns, `prompt_ids` and `response_ids` on offer."""
     columns = dict(rollouts.columns)
     columns["prompt_ids"] = _id_lists(rollouts.prompt_ids, rollouts.prompt_mask)
     columns["response_ids"] = _id_lists(rollouts.response_ids, rollouts.response_mask)
-    return score_texts(reward, rollouts.prompts, rollouts.responses, columns, timeout, rows_per_call)
+    return score_texts(
+        reward,
+        rollouts.prompts,
+        rollouts.responses,
+        columns,
+        timeout,
+        workers=workers,
+        option=option,
+        step=step,
+    )
 
 
 def score_texts(
@@ -98,67 +124,151 @@ def score_texts(
     responses: Sequence[str],
     columns: Mapping[str, Sequence[Any]] | None = None,
     timeout: float | None = TIMEOUT,
-    rows_per_call: int | None = None,
+    *,
+    workers: int = 0,
+    option: str = "reward",
+    step: int = 0,
 ) -> Scores:
     """Score N responses and check the answer.
 
-    Each reward is called once with all N, or with `rows_per_call` at a time. A call that takes longer than
-    `timeout` seconds is left behind in its thread: its responses become missing, a RuntimeWarning says so,
-    and the run goes on. So `rows_per_call=1` loses only the response that hangs. A combined score is missing
-    where any of its weighted parts is. Raises UsageError where the function cannot be called, RunError where
-    it raises or returns nonsense.
+    A function is called once with all N, or by `workers` threads with one response a call, in order all the
+    same. A call that takes longer than `timeout` seconds is left behind in its thread: its responses become
+    missing, a RuntimeWarning says so, and the run goes on; with `workers` only the response that hangs is
+    lost. Reward models and verifiers are called once, whatever `workers` is: they have limits of their own. A
+    combined score is missing where any of its weighted parts is. `option`, for messages, is where the reward
+    came from; `step` is the training step, for functions that ask for `trainer_state`. Raises UsageError
+    where the function cannot be called, RunError where it raises or returns nonsense.
     """
     rewards = reward.rewards if isinstance(reward, CombinedReward) else {reward_name(reward): reward}
     columns = {"prompts": list(prompts), "responses": list(responses), **(columns or {})}
+    how, log = _How(timeout, workers, option, step), _Log(step)
     parts, hung = {}, torch.zeros(len(prompts), dtype=torch.bool)
     for name, part in rewards.items():
-        parts[name], lost = _score_one(part, name, columns, timeout, rows_per_call)
+        parts[name], lost = _score_one(part, name, columns, how, log)
         hung |= lost
     values = reward.total(parts) if isinstance(reward, CombinedReward) else next(iter(parts.values()))
-    return Scores(values, int(values.isnan().sum()), parts, int(hung.sum()))
+    logged = {name: (sum(said), float(len(said))) for name, said in log.metrics.items()}
+    return Scores(values, int(values.isnan().sum()), parts, int(hung.sum()), logged, log.extra)
+
+
+@dataclass(frozen=True)
+class _How:
+    """How functions are called: see score_texts."""
+
+    timeout: float | None
+    workers: int
+    option: str
+    step: int
+
+
+@dataclass
+class _Log:
+    """What TRL gives a function beside columns, and what the function says through it."""
+
+    step: int
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    extra: dict[str, list[Any]] = field(default_factory=dict)
+
+    OFFERS = ("trainer_state", "log_metric", "log_extra")
+
+    def offer(self, name: str) -> Any:
+        """One of OFFERS. The trainer's state knows its `global_step` (0 outside training) and no more."""
+        if name == "trainer_state":
+            from transformers import TrainerState
+
+            return TrainerState(global_step=self.step)
+        return self.log_metric if name == "log_metric" else self.log_extra
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Note a number; those of a name are averaged."""
+        self.metrics.setdefault(name, []).append(float(value))
+
+    def log_extra(self, column: str, values: Sequence[Any]) -> None:
+        """Note a value for each response of the call."""
+        self.extra.setdefault(column, []).extend(values)
+
+    def add(self, other: _Log) -> None:
+        """Take over what was said in one call."""
+        for name, said in other.metrics.items():
+            self.metrics.setdefault(name, []).extend(said)
+        for column, values in other.extra.items():
+            self.log_extra(column, values)
 
 
 def _score_one(
-    reward: Reward,
-    name: str,
-    columns: Mapping[str, Sequence[Any]],
-    timeout: float | None,
-    rows_per_call: int | None,
+    reward: Reward, name: str, columns: Mapping[str, Sequence[Any]], how: _How, log: _Log
 ) -> tuple[Tensor, Tensor]:
-    """One reward's values (N,), nan where missing, and which of them (N,) a call that hung has cost."""
+    """One reward's values (N,), nan where missing, and which of them (N,) ran out of time or memory."""
     count = len(columns["prompts"])
-    wanted = accepted_columns(reward, name, columns)
-    values, hung = torch.full((count,), math.nan), torch.zeros(count, dtype=torch.bool)
-    size = rows_per_call or max(count, 1)
-    for start in range(0, count, size):
-        rows = slice(start, min(start + size, count))
-        call = functools.partial(
-            reward, **{key: list(columns[column][rows]) for key, column in wanted.items()}
-        )
-        where = _Where(reward, name, columns["prompts"], start, rows.stop - start)
+    wanted = accepted_columns(reward, f"{how.option} {name}", columns)
+    if isinstance(reward, Verified):
+        replies = reward.judge(**{key: columns[column] for key, column in wanted.items()})
+        hung = torch.tensor([reply.stopped for reply in replies], dtype=torch.bool)
+        return _checked(
+            [reply.score for reply in replies], _Where(how.option, name, columns["prompts"])
+        ), hung
+    workers = 0 if isinstance(reward, ModelReward) else how.workers
+    size = 1 if workers else max(count, 1)
+
+    def score(start: int) -> tuple[Tensor | None, _Log]:
+        rows, said = slice(start, start + size), _Log(how.step)
+        where = _Where(how.option, name, columns["prompts"], start, min(size, count - start))
+        given = {
+            key: list(columns[column][rows]) if column in columns else said.offer(column)
+            for key, column in wanted.items()
+        }
+        call = functools.partial(reward, **given)
         if isinstance(reward, ModelReward):  # our own forward pass: it cannot hang
-            returned = call()
+            return _checked(call(), where), said
+        returned, in_time = _call_within(call, how.timeout, where)
+        return (_checked(returned, where) if in_time else None), said
+
+    values, hung = torch.full((count,), math.nan), torch.zeros(count, dtype=torch.bool)
+    starts = range(0, count, size)
+    for start, (scores, said) in zip(starts, _in_order(score, starts, workers), strict=True):
+        rows = slice(start, start + size)
+        if scores is None:
+            hung[rows] = True
         else:
-            returned, in_time = _call_within(call, timeout, where)
-            if not in_time:
-                hung[rows] = True
-                continue
-        values[rows] = _checked(returned, where)
+            values[rows] = scores
+            log.add(said)
+    _warn_of_hung(hung, how, _Where(how.option, name, columns["prompts"]))
     return values, hung
 
 
-def accepted_columns(reward: Reward, name: str, columns: Mapping[str, Any]) -> dict[str, str]:
-    """Which keyword of the reward gets which column.
+def _in_order(score: Callable[[int], Any], starts: Sequence[int], workers: int) -> list[Any]:
+    """`score` of each start, by so many threads; after an error those that have not begun never do."""
+    if not workers:
+        return list(map(score, starts))
+    with ThreadPoolExecutor(workers) as threads:
+        return list(threads.map(score, starts))
+
+
+def _warn_of_hung(hung: Tensor, how: _How, where: _Where) -> None:
+    if hung.any():
+        first = int(hung.int().argmax())
+        warnings.warn(
+            f"{where.title} did not return within {how.timeout:g} seconds: {int(hung.sum())} responses, the "
+            f"first {where.response(first)}, count as missing. What hangs goes on in the background. Give it "
+            "more time (reward_timeout), one response a call (reward_workers), or a limit of its own.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
+
+def accepted_columns(reward: Reward, title: str, columns: Mapping[str, Any]) -> dict[str, str]:
+    """Which keyword of the reward gets which column, or which of `_Log.OFFERS`, if it names them.
 
     UsageError where it does not take the responses, or needs a column that is not there.
     """
     aliases = {"completions": "responses", "completion_ids": "response_ids"}
-    available = {column: column for column in columns} | {k: v for k, v in aliases.items() if v in columns}
+    available = {name: name for name in (*_Log.OFFERS, *columns)}
+    available |= {key: column for key, column in aliases.items() if column in columns}
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"reward {name}: Python cannot tell which arguments it takes ({error}). Wrap it in a function: "
+            f"{title}: Python cannot tell which arguments it takes ({error}). Wrap it in a function: "
             "`def reward(prompts, responses, **columns): ...`"
         ) from error
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
@@ -171,8 +281,9 @@ def accepted_columns(reward: Reward, name: str, columns: Mapping[str, Any]) -> d
     unknown = [key for key in required if key not in wanted]
     if unknown or "responses" not in wanted.values():
         lacking = f"needs {', '.join(unknown)}" if unknown else "does not take the responses"
+        offered = ", ".join(sorted(set(available) - set(_Log.OFFERS)))
         raise UsageError(
-            f"reward {name} {lacking}, but what it can be given is: {', '.join(sorted(available))}. Name its "
+            f"{title} {lacking}, but what it can be given is: {offered}. Name its "
             "arguments after these, for example `def reward(prompts, responses, **columns): ...`; other "
             "columns come from the rows of the prompt file."
         )
@@ -183,11 +294,21 @@ def accepted_columns(reward: Reward, name: str, columns: Mapping[str, Any]) -> d
 class _Where:
     """Which responses a call was about, for messages."""
 
-    reward: Reward
+    option: str
     name: str
     prompts: Sequence[str]
-    start: int
-    count: int
+    start: int = 0
+    size: int | None = None
+
+    @property
+    def title(self) -> str:
+        """'reward grade', or 'gold grade'."""
+        return f"{self.option} {self.name}"
+
+    @property
+    def count(self) -> int:
+        """How many responses."""
+        return len(self.prompts) if self.size is None else self.size
 
     def response(self, offset: int) -> str:
         """'response 5 of 8 (prompt "…")', numbered from 1 over the whole set."""
@@ -198,9 +319,13 @@ class _Where:
         """The user's own exception as one paragraph with the line of their file."""
         last = self.start + self.count
         which = self.response(0) if self.count == 1 else f"responses {self.start + 1} to {last}"
+        messages = isinstance(error, TypeError) and "string ind" in str(error)  # completion[0]["content"]
+        hint = (
+            " Completions are texts here; TRL gives those of chats as lists of messages." if messages else ""
+        )
         return RunError(
-            f"reward {self.name} raised {type(error).__name__}: {error} ({line_of(error)}) while scoring "
-            f"{which}. Mend the function; where a response has no score, return None for it."
+            f"{self.title} raised {type(error).__name__}: {error} ({line_of(error)}) while scoring "
+            f"{which}. Mend the function; where a response has no score, return None for it.{hint}"
         )
 
 
@@ -217,7 +342,7 @@ def _call_within(call: Callable[[], Any], timeout: float | None, where: _Where) 
     A thread and not an alarm, so that it works off the main thread and on every platform; a daemon, so that a
     call that never ends does not keep the process alive. Raises RunError where the call raised.
     """
-    outcome: list[tuple[Any, BaseException | None]] = []
+    outcome: list[_Outcome] = []
 
     @torch.no_grad()
     def work() -> None:
@@ -226,17 +351,14 @@ def _call_within(call: Callable[[], Any], timeout: float | None, where: _Where) 
         except BaseException as error:  # even SystemExit: it is raised again below, where somebody sees it
             outcome.append((None, error))
 
-    thread = threading.Thread(target=work, name=f"reward {where.name}", daemon=True)
+    started = time.monotonic()
+    thread = threading.Thread(target=work, name=where.title, daemon=True)
     thread.start()
     thread.join(timeout)
+    if outcome and inspect.isawaitable(outcome[0][0]):
+        left = None if timeout is None else max(0.0, started + timeout - time.monotonic())
+        outcome = _awaited(outcome[0][0], left)
     if not outcome:
-        warnings.warn(
-            f"reward {where.name} did not return within {timeout:g} seconds: {where.count} responses from "
-            f"{where.response(0)} on count as missing. The call goes on in the background. Give it more "
-            "time, fewer rows a call, or a limit of its own.",
-            RuntimeWarning,
-            stacklevel=5,
-        )
         return None, False
     returned, error = outcome[0]
     if isinstance(error, KLeashError):
@@ -246,6 +368,36 @@ def _call_within(call: Callable[[], Any], timeout: float | None, where: _Where) 
     return returned, True
 
 
+def _awaited(returned: Awaitable[Any], timeout: float | None) -> list[_Outcome]:
+    """What an async function came to; empty where it did not in time. All calls share an event loop, as the
+    clients that such functions use expect.
+    """
+
+    async def outcome() -> _Outcome:
+        try:
+            return await returned, None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a TimeoutError of the function's own must not pass for ours
+            return None, error
+
+    future = asyncio.run_coroutine_threadsafe(outcome(), _event_loop(os.getpid()))
+    try:
+        return [future.result(timeout)]
+    except concurrent.futures.TimeoutError:
+        future.cancel()
+        _event_loop.cache_clear()  # if it blocks the loop, the next call must not wait behind it
+        return []
+
+
+@functools.cache
+def _event_loop(process: int) -> asyncio.AbstractEventLoop:
+    """A loop in a daemon thread of this process (a fork has its parent's loop, but not its thread)."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async rewards", daemon=True).start()
+    return loop
+
+
 def _checked(returned: Any, where: _Where) -> Tensor:
     """What a reward returned as (n,) float32, nan for None; RunError for anything that is not n numbers."""
     expected = f"expected a list of {where.count} numbers, one a response (None where there is no score)"
@@ -253,10 +405,10 @@ def _checked(returned: Any, where: _Where) -> Tensor:
         returned = returned.tolist()
     if not isinstance(returned, (list, tuple)):
         hint = " Does the function end without `return`?" if returned is None else ""
-        raise RunError(f"reward {where.name} returned {_short(returned)}; {expected}.{hint}")
+        raise RunError(f"{where.title} returned {_short(returned)}; {expected}.{hint}")
     if len(returned) != where.count:
         raise RunError(
-            f"reward {where.name} returned {len(returned)} values for {where.count} responses; {expected}."
+            f"{where.title} returned {len(returned)} values for {where.count} responses; {expected}."
         )
     return torch.tensor([_number(value, where, i) for i, value in enumerate(returned)], dtype=torch.float32)
 
@@ -267,12 +419,12 @@ def _number(value: Any, where: _Where, offset: int) -> float:
     item = value.item() if getattr(value, "ndim", None) == 0 else value
     if not isinstance(item, numbers.Real):
         raise RunError(
-            f"reward {where.name} returned {_short(value)} for {where.response(offset)}; expected a number, "
+            f"{where.title} returned {_short(value)} for {where.response(offset)}; expected a number, "
             "or None where there is no score."
         )
     if not abs(float(item)) <= torch.finfo(torch.float32).max:
         raise RunError(
-            f"reward {where.name} returned {float(item)} for {where.response(offset)}; expected a finite "
+            f"{where.title} returned {float(item)} for {where.response(offset)}; expected a finite "
             "number up to 3e38 (float32). Return None where there is no score: it is then counted as missing "
             "and left out."
         )

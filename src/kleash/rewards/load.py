@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,8 +19,23 @@ from kleash.models import RewardModel
 from kleash.models.forward import Dtype
 from kleash.rewards.call import Reward, line_of, reward_name
 from kleash.rewards.combine import CombinedReward
-from kleash.rewards.rules import RULES, rule
+from kleash.rewards.language import Language, codes_of
+from kleash.rewards.rules import Boxed, ExactMatch, Number, Regex, Tags, length
 from kleash.rewards.trained import ModelReward
+from kleash.rewards.verified import Math, gym
+
+RULES: dict[str, Callable[[str, str], Reward]] = {
+    "exact": lambda argument, option: ExactMatch(argument or "answer", option=option),
+    "number": lambda argument, option: Number(argument or "answer", option=option),
+    "boxed": lambda argument, option: Boxed(argument or "answer", option=option),
+    "math": lambda argument, option: Math(column=argument or "answer", option=option),
+    "gym": gym,
+    "language": lambda argument, option: Language(codes_of(argument), option=option),
+    "regex": lambda argument, option: Regex(argument, option=option),
+    "length": length,
+    "format": lambda argument, option: Tags(tuple((argument or "think,answer").split(",")), option=option),
+}
+"""Rules by name: from what follows the colon, and the option it is in, to the rule."""
 
 EXPECTED = (
     "a reward is `file.py:function`, the folder of a reward model or of its run, a rule "
@@ -27,15 +43,23 @@ EXPECTED = (
 )
 
 
-def load_reward(spec: Any, *, standardise: bool = False, dtype: Dtype = "auto") -> Reward:
+def rule(spec: str, option: str = "reward") -> Reward | None:
+    """The rule that `name` or `name:argument` stands for, None where the name is no rule's."""
+    name, _, argument = spec.partition(":")
+    return RULES[name](argument, option) if name in RULES else None
+
+
+def load_reward(
+    spec: Any, *, standardise: bool = False, dtype: Dtype = "auto", option: str = "reward"
+) -> Reward:
     """A reward from an option's value.
 
-    `file.py:function`; a folder or hub id of a reward model; a rule of `kleash.rewards.rules` by name; a
-    RewardModel; any callable; a list of these (weights 1); or a mapping from these to weights. `standardise`
-    and `dtype` concern reward models only (see ModelReward). What is already loaded is returned as it is.
-    UsageError says what is wrong with it.
+    `file.py:function`; a folder or hub id of a reward model; a rule by name (RULES); a RewardModel; any
+    callable; a list of these (weights 1); or a mapping from these to weights. `standardise` and `dtype`
+    concern reward models only (see ModelReward); `option` is the one the value came from, reward or gold.
+    What is already loaded is returned as it is. UsageError says what is wrong with it.
     """
-    options = {"standardise": standardise, "dtype": dtype}
+    options = {"standardise": standardise, "dtype": dtype, "option": option}
     if isinstance(spec, Mapping):
         return _combined(list(spec.items()), options)
     if isinstance(spec, Sequence) and not isinstance(spec, str):
@@ -44,32 +68,39 @@ def load_reward(spec: Any, *, standardise: bool = False, dtype: Dtype = "auto") 
         return ModelReward(spec, **options)  # type: ignore[arg-type]
     if isinstance(spec, nn.Module):
         raise UsageError(
-            f"reward: a {type(spec).__name__} cannot be called on text. Save it with save_pretrained and "
+            f"{option}: a {type(spec).__name__} cannot be called on text. Save it with save_pretrained and "
             "give its folder, or wrap it in a function (prompts, responses, **columns) -> list of floats."
         )
     if callable(spec):
         return spec
     if isinstance(spec, (str, Path)) and str(spec).strip():
         return _from_text(str(spec), options)
-    raise UsageError(f"reward: {spec!r} is not a reward; {EXPECTED}.")
+    raise UsageError(f"{option}: {spec!r} is not a reward; {EXPECTED}.")
 
 
 def _from_text(spec: str, options: dict[str, Any]) -> Reward:
+    option = options["option"]
     if spec.endswith(".py") or ".py:" in spec:
-        return function_from_file(spec)
-    found = rule(spec)
+        return function_from_file(spec, option)
+    found = rule(spec, option)
     if found is not None:
         return found
     near = difflib.get_close_matches(spec.partition(":")[0], RULES, n=1)
     if near and not Path(spec).exists():
-        raise UsageError(f"reward: there is no rule {spec!r}; did you mean {near[0]!r}? In full, {EXPECTED}.")
-    return ModelReward.load(spec, **options)
+        raise UsageError(
+            f"{option}: there is no rule {spec!r}; did you mean {near[0]!r}? In full, {EXPECTED}."
+        )
+    try:
+        return ModelReward.load(spec, **options)
+    except UsageError as error:  # of a loader that knows models and rewards, but not the option
+        raise UsageError(re.sub(r"^(reward|model):", f"{option}:", str(error))) from error
 
 
 def _combined(weighted: list[tuple[Any, Any]], options: dict[str, Any]) -> Reward:
     """Rewards with weights as one; the same name twice becomes `name` and `name_2`."""
+    option = options["option"]
     if not weighted:
-        raise UsageError(f"reward: the list is empty; {EXPECTED}.")
+        raise UsageError(f"{option}: the list is empty; {EXPECTED}.")
     rewards: dict[str, Reward] = {}
     weights: dict[str, float] = {}
     for spec, weight in weighted:
@@ -80,12 +111,12 @@ def _combined(weighted: list[tuple[Any, Any]], options: dict[str, Any]) -> Rewar
             or abs(weight) == float("inf")
         ):
             raise UsageError(
-                f"reward: the weight of {spec} is {weight!r}; expected a finite number, for example 0.5."
+                f"{option}: the weight of {spec} is {weight!r}; expected a finite number, for example 0.5."
             )
         part = load_reward(spec, **options)
         if isinstance(part, CombinedReward):
             raise UsageError(
-                f"reward: {spec} is itself a combination; list its parts with their weights instead."
+                f"{option}: {spec} is itself a combination; list its parts with their weights instead."
             )
         name, number = reward_name(part), 2
         while name in rewards:
@@ -94,7 +125,7 @@ def _combined(weighted: list[tuple[Any, Any]], options: dict[str, Any]) -> Rewar
     return CombinedReward(rewards, weights)
 
 
-def function_from_file(spec: str) -> Callable[..., Any]:
+def function_from_file(spec: str, option: str = "reward") -> Callable[..., Any]:
     """The function that `path/to/file.py:name` names.
 
     The file is run as a module, with its own folder importable while it loads. UsageError: no such file, no
@@ -104,10 +135,10 @@ def function_from_file(spec: str) -> Callable[..., Any]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise UsageError(
-            f"reward={spec}: there is no file {path} (looked from {Path.cwd()}). Give a path to a Python "
+            f"{option}={spec}: there is no file {path} (looked from {Path.cwd()}). Give a path to a Python "
             "file, a colon, and the name of a function in it."
         )
-    module = _run_file(path.resolve(), spec)
+    module = _run_file(path.resolve(), spec, option)
     function = getattr(module, name, None) if name else None
     if callable(function):
         return function
@@ -129,12 +160,12 @@ def function_from_file(spec: str) -> Callable[..., Any]:
     hint = (
         f" Did you mean {path}:{near[0]}?"
         if near
-        else f" Write reward={path}:{defined[0] if defined else 'function'}."
+        else f" Write {option}={path}:{defined[0] if defined else 'function'}."
     )
-    raise UsageError(f"reward={spec}: {problem}; {listing}.{hint}")
+    raise UsageError(f"{option}={spec}: {problem}; {listing}.{hint}")
 
 
-def _run_file(path: Path, spec: str) -> ModuleType:
+def _run_file(path: Path, spec: str, option: str) -> ModuleType:
     # Named by the whole path: two files called rewards.py stay apart, and what a file defines can be pickled
     # and inspected.
     module_name = "kleash_reward_" + "".join(c if c.isalnum() else "_" for c in str(path))
@@ -151,7 +182,7 @@ def _run_file(path: Path, spec: str) -> ModuleType:
             f"{path}, line {error.lineno}" if isinstance(error, SyntaxError) else line_of(error, str(path))
         )
         raise UsageError(
-            f"reward={spec}: the file cannot be imported: {type(error).__name__}: {error} ({where}). Run "
+            f"{option}={spec}: the file cannot be imported: {type(error).__name__}: {error} ({where}). Run "
             f"`python {path}` to see the same error, mend it, and start again."
         ) from error
     finally:

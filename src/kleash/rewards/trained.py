@@ -24,7 +24,7 @@ class ModelReward:
 
     With `standardise` they are (score − mean) / std of the model's held-out scores, so that `beta` means the
     same for every reward model. `dtype` is that of the matrix products, `rows` how many responses a forward
-    pass holds.
+    pass holds, `option` the one it was given in, for messages.
     """
 
     def __init__(
@@ -35,8 +35,10 @@ class ModelReward:
         standardise: bool = False,
         dtype: Dtype = "auto",
         rows: int = 64,
+        option: str = "reward",
     ) -> None:
         self.model, self.name, self.dtype, self.rows = model.eval(), name, dtype, rows
+        self.option = option
         self.mean, self.std = self._scale() if standardise else (0.0, 1.0)
 
     @classmethod
@@ -48,9 +50,9 @@ class ModelReward:
         mean, std = self.model.meta.get("mean"), self.model.meta.get("std")
         if mean is None or std is None or not std > 0:
             raise UsageError(
-                f"reward {self.name}: it cannot be standardised, because its record holds mean={mean} and "
-                f"std={std} of its held-out scores. Train it with `kleash train reward`, which stores both, "
-                "or give standardise_reward=false for its raw scores."
+                f"{self.option} {self.name}: it cannot be standardised, because its record holds mean={mean} "
+                f"and std={std} of its held-out scores. Train it with `kleash train reward`, which stores "
+                "both, or give standardise_reward=false for its raw scores."
             )
         return float(mean), float(std)
 
@@ -58,7 +60,7 @@ class ModelReward:
         """UsageError unless the policy's ids mean the same to this model."""
         if tokenizer.get_vocab() != self.model.tokenizer.get_vocab():
             raise UsageError(
-                f"reward {self.name}: its vocabulary ({len(self.model.tokenizer)} tokens) is not the "
+                f"{self.option} {self.name}: its vocabulary ({len(self.model.tokenizer)} tokens) is not the "
                 f"policy's ({len(tokenizer)} tokens), so it cannot read the ids the policy samples. Train a "
                 "reward model on this policy's own base model."
             )

@@ -5,11 +5,15 @@ reference.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 from peft import LoraConfig, get_peft_model
 from torch import nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from kleash.errors import UsageError
 from kleash.methods.options import TrainConfig
 from kleash.models import RewardModel
 from kleash.models.states import causal_model
@@ -17,8 +21,9 @@ from kleash.models.states import causal_model
 
 def add_adapters(policy: nn.Module, config: TrainConfig) -> nn.Module:
     """Freeze a model and give every linear layer but the output head an adapter of `lora_rank`; a reward head
-    still learns.
+    still learns. See `_check_rank` for ranks too high.
     """
+    _check_rank(policy.backbone if isinstance(policy, RewardModel) else policy, config.lora_rank)
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_scale,
@@ -32,6 +37,29 @@ def add_adapters(policy: nn.Module, config: TrainConfig) -> nn.Module:
     adapted = get_peft_model(policy, lora)
     object.__setattr__(adapted, "without_adapters", lambda: AdaptersOff(adapted).eval())
     return adapted
+
+
+def _check_rank(model: nn.Module, rank: int) -> None:
+    """UsageError where no matrix has so high a rank, RuntimeWarning where some have not: an adapter restricts
+    nothing there, and weighs as much as the matrix or more.
+    """
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    highest = sorted(min(module.weight.shape) for module in linear)
+    if highest and rank >= highest[-1]:
+        raise UsageError(
+            f"lora_rank={rank}: no matrix of this model has a rank above {highest[-1]}, so adapters would be "
+            "no smaller than the weights. Choose a rank far below, such as 16, or lora_rank=0 to train every "
+            "weight."
+        )
+    full = sum(rank >= most for most in highest)
+    if full:
+        warnings.warn(
+            f"lora_rank={rank} restricts nothing in {full} of the {len(highest)} matrices, the smallest of "
+            f"rank {highest[0]}: adapters are no smaller than the weights there.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def merged(policy: nn.Module) -> nn.Module:

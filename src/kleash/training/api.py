@@ -24,8 +24,9 @@ from kleash.training.setup import Job, prepare
 # Options that may differ when a run is resumed: they say how far and how often, not what is computed.
 FREE_ON_RESUME = {
     "resume", "out", "steps", "epochs", "log_every", "eval_every", "save_every", "keep_checkpoints",
-    "tracker", "quiet", "preflight", "measure", "eval_prompts", "eval_prompt_count", "eval_samples",
-    "reward_timeout",
+    "tracker", "quiet", "preflight", "measure", "eval_at_start", "eval_prompts", "eval_prompt_count",
+    "eval_samples",
+    "reward_timeout", "reward_workers",
 }  # fmt: skip
 
 
@@ -134,6 +135,11 @@ def _start(job: Job, run: Run, loop: Loop, console: Console) -> None:
                 f"{state['total_steps']}, which schedule={config.schedule} depends on. Resume with the same "
                 "steps."
             )
+        if state["step"] > job.total_steps:
+            raise UsageError(
+                f"resume=true with {job.total_steps} steps, but {state['step']} are done in {newest}. "
+                f"Give steps={state['step']} or more, or start another run for fewer."
+            )
         loop.restore(state)
         console.note(f"Going on from {newest}: step {loop.done} of {job.total_steps} is done.")
     if processes.main:
@@ -165,13 +171,15 @@ def _finish(job: Job, run: Run, loop: Loop, console: Console) -> None:
         save_model(policy, job.models.tokenizer, run.model)
         evaluation = {"step": loop.done, "held_out": held_out, **record}
         if job.prompts:
-            with console.steps("measuring", len(job.prompts) * job.config.eval_samples) as bar:
-                measured = measure_policy(job, bar)
+            with console.stages() as progress:
+                measured = measure_policy(job, progress)
             evaluation = {**measured.to_json(samples=False), **evaluation}
             evaluation["warnings"] = [*measured.warnings, *loop.watch.warnings]
             mark = {"step": loop.done, "policy": run.path.name, "measured": True}
             run.append("samples.jsonl", ({**mark, **sample.to_json()} for sample in measured.samples))
         run.write_json("evaluation.json", evaluation)
+        if job.models.memory.tries:
+            run.write_json("pass_rates.json", job.models.memory.to_json()["tries"])
         console.note(f"Done: {run.path}")
     processes.wait()
     processes.end_tracker()

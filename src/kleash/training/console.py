@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from rich.console import Console as RichConsole
@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 SHOWN = 5  # metrics beside the bar
+FIRST = ("loss", "reward/mean", "gold/mean", "kl/k1", "length/mean")  # before a method's others
 NARROW = 100  # columns, below which the bar is half as wide
 SPEED_AND_TIME = len("99.99 it/s 0:00:00 ")
 QUIET_SECONDS = 15.0  # between lines where there is no terminal
@@ -69,6 +70,28 @@ class Console:
             task = progress.add_task(name, total=total, completed=done, figures="")
             yield Live(progress, task, self.rich.width - taken)
 
+    @contextmanager
+    def stages(self) -> Iterator[Stages]:
+        """A `progress(done, total, note)` callback for library functions, with a bar for each stage."""
+        with ExitStack() as stack:
+            yield Stages(self, stack)
+
+
+class Stages:
+    """Progress of a library function as bars, a new one whenever it names another stage."""
+
+    def __init__(self, console: Console, stack: ExitStack) -> None:
+        self.console, self.stack = console, stack
+        self.bar: Bar | None = None
+        self.note = ""
+
+    def __call__(self, done: int, total: int, note: str) -> None:
+        if self.bar is None or note != self.note:
+            self.stack.close()
+            self.bar = self.stack.enter_context(self.console.steps(note, total))
+            self.note = note
+        self.bar.progress(done, total)
+
 
 class Bar:
     """Where a loop reports; does nothing by itself."""
@@ -76,7 +99,7 @@ class Bar:
     def update(self, done: int, values: dict[str, Any]) -> None:
         """`done` steps are behind, with these metrics."""
 
-    def progress(self, done: int, total: int, note: str) -> None:
+    def progress(self, done: int, total: int) -> None:
         """The same for library functions that count their own work."""
         self.update(done, {})
 
@@ -93,7 +116,7 @@ class Live(Bar):
         if values:
             self.bar.update(self.task, figures=figures(values, self.room))
 
-    def progress(self, done: int, total: int, note: str) -> None:
+    def progress(self, done: int, total: int) -> None:
         """See Bar."""
         self.bar.update(self.task, completed=done, total=total)
 
@@ -119,11 +142,11 @@ class Lines(Bar):
 
 
 def figures(values: dict[str, Any], room: int | None = None) -> str:
-    """The loss and the first few metrics, short; of them as many as there is room for."""
+    """The first few metrics, those that tell most before the rest; as many as there is room for."""
     names = [
         n for n in values if n == "loss" or ("/" in n and not n.startswith(("optim/", "time/", "tokens/")))
     ]
-    names.sort(key=lambda n: n != "loss")
+    names.sort(key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST))
     text = ""
     for part in [f"{n} {values[n]:.4g}" for n in names[:SHOWN] if isinstance(values[n], int | float)]:
         longer = f"{text}  {part}" if text else part

@@ -11,7 +11,7 @@ import torch
 from kleash.measure import Evaluation, measure
 from kleash.methods.base import Sums, total
 from kleash.models import autocast
-from kleash.training.console import Bar
+from kleash.sampling import Progress
 from kleash.training.feed import step_seed
 from kleash.training.processes import add_sums
 from kleash.training.setup import Job
@@ -33,7 +33,7 @@ def evaluate_held_out(job: Job) -> Sums:
     return job.processes.merge(sums)
 
 
-def measure_policy(job: Job, bar: Bar) -> Evaluation:
+def measure_policy(job: Job, progress: Progress) -> Evaluation:
     """Drift, reward, gold and variety of the policy's samples on the run's prompts (main process only)."""
     config, models = job.config, job.models
     models.policy.eval()
@@ -50,8 +50,9 @@ def measure_policy(job: Job, bar: Bar) -> Evaluation:
         seed=step_seed(config.seed, 0) % 2**31,
         batch_rows=config.sampling_rows,
         timeout=config.reward_timeout,
+        reward_workers=config.reward_workers,
         sampling_dtype=config.dtype,
-        progress=bar.progress,
+        progress=progress,
     )
 
 

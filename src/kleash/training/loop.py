@@ -57,6 +57,8 @@ class Loop:
             self.console.steps(self.job.method.name, total_steps, self.done) as bar,
             Interrupt(self._announce_stop) as ctrl_c,
         ):
+            if self.job.config.eval_at_start and self.done == 0:
+                self._evaluate(bar)
             while self.done < total_steps:
                 row = self._step(self.done + 1, total_steps)
                 last = self.done == total_steps

@@ -42,12 +42,20 @@ class Finding:
     message: str
 
 
+@dataclass(frozen=True)
+class RenderedRow:
+    """A row as it is trained: which it is ("row 3, chosen"), and its text in pieces of (text, trained?)."""
+
+    name: str
+    pieces: list[tuple[str, bool]]
+
+
 @dataclass
 class CheckReport:
-    """All findings, and a few rows in pieces of (text, trained?)."""
+    """All findings, and a few rows."""
 
     findings: list[Finding]
-    rows: list[list[tuple[str, bool]]] = field(default_factory=list)
+    rows: list[RenderedRow] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
@@ -84,10 +92,19 @@ def _rows(job: Job) -> Finding:
 
 
 def _lengths(job: Job) -> Finding:
-    lengths = sorted(job.data.tokenised.lengths)
+    items = job.data.tokenised.items
+    lengths = sorted(len(prompt) + len(ids) for item in items for _, prompt, ids, _ in _parts(item))
+    unit, note, limit = "row", "", f"max_length={job.config.max_length}"
+    if isinstance(items[0], Pair):
+        unit, note = "response with its prompt", ", the prompt counted with chosen and with rejected"
+    elif isinstance(items[0], PromptIds):
+        unit, limit = (
+            "prompt",
+            f"{limit}, of which max_new_tokens={job.config.max_new_tokens} are the response's",
+        )
     text = (
-        f"{sum(lengths)} tokens in all; a row has {lengths[len(lengths) // 2]} in the median and "
-        f"{lengths[-1]} at most, of max_length={job.config.max_length}"
+        f"{sum(lengths)} tokens in {len(items)} rows{note}; a {unit} has {lengths[len(lengths) // 2]} in the "
+        f"median and {lengths[-1]} at most, of {limit}"
     )
     return Finding("tokens", None, float(sum(lengths)), text)
 
@@ -122,7 +139,7 @@ def _trained_tokens(job: Job) -> Finding | None:
         return None
     empty, trained, tokens = [], 0, 0
     for item in job.data.tokenised.items:
-        for prompt, response, flags in _parts(item):
+        for _, prompt, response, flags in _parts(item):
             trained, tokens = trained + sum(flags), tokens + len(prompt) + len(response)
             if not any(flags):
                 empty.append(item.number)
@@ -142,13 +159,14 @@ def _trained_tokens(job: Job) -> Finding | None:
     )
 
 
-def _parts(item: Any) -> list[tuple[list[int], list[int], list[bool]]]:
-    """Each row of an item as prompt ids, response ids and the responses' trained flags."""
+def _parts(item: Any) -> list[tuple[str, list[int], list[int], list[bool]]]:
+    """Each row of an item: which it is, prompt ids, response ids and the response's trained flags."""
     if isinstance(item, Example):
-        return [(item.prompt_ids, item.response_ids, item.trained)]
+        return [("", item.prompt_ids, item.response_ids, item.trained)]
     if isinstance(item, Pair):
-        return [(item.prompt_ids, ids, [True] * len(ids)) for ids in (item.chosen_ids, item.rejected_ids)]
-    return [(item.prompt_ids, [], [])]
+        answers = (("chosen", item.chosen_ids), ("rejected", item.rejected_ids))
+        return [(name, item.prompt_ids, ids, [True] * len(ids)) for name, ids in answers]
+    return [("prompt", item.prompt_ids, [], [])]
 
 
 def _first_batches(job: Job) -> list[Any]:
@@ -165,7 +183,7 @@ def _prompt_untrained(job: Job) -> Finding | None:
     assert isinstance(job.feed, OfflineFeed)
     for batch in _first_batches(job):
         rows = [part for i in batch.index.tolist() for part in _parts(job.feed.items[i])]
-        for row, (prompt, response, flags) in enumerate(rows):
+        for row, (_, prompt, response, flags) in enumerate(rows):
             expected = [False] * len(prompt) + list(flags)
             got = batch.response_mask[row, : len(expected)].tolist()
             ids = batch.tokens[row, : len(expected)].tolist()
@@ -320,9 +338,13 @@ def _cost(job: Job) -> Finding:
     return Finding("cost", None, cost.total / 2**20, f"{text}{minutes:.1f} min for {job.total_steps} steps")
 
 
-def _rendered(job: Job) -> list[list[tuple[str, bool]]]:
-    rows = [part for item in job.data.tokenised.items[:ROWS_SHOWN] for part in _parts(item)]
+def _rendered(job: Job) -> list[RenderedRow]:
+    """The first few rows of the data, each under its number there."""
     return [
-        render_tokens(prompt + response, [False] * len(prompt) + list(flags), job.models.tokenizer)
-        for prompt, response, flags in rows
+        RenderedRow(
+            f"row {item.number}, {name}" if name else f"row {item.number}",
+            render_tokens(prompt + ids, [False] * len(prompt) + list(flags), job.models.tokenizer),
+        )
+        for item in job.data.tokenised.items[:ROWS_SHOWN]
+        for name, prompt, ids, flags in _parts(item)
     ]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +35,52 @@ def _bytes(model: Any) -> int:
 def save_model(policy: Any, tokenizer: Any, path: Path) -> None:
     """Write the policy, adapters folded in, and its tokenizer to `path`, replacing what is there once all is
     written.
+
+    Where that fails, the model is written to the system's temporary folder instead, so that its training is
+    not lost, and RunError says where it is and how to move it.
     """
     model: Any = merged(policy)
-    size = _bytes(model)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir()
-        with quiet_transformers():
-            if isinstance(model, RewardModel):
-                model.save(temporary)
-            else:
-                model.save_pretrained(temporary)
-                tokenizer.save_pretrained(temporary)
+        _write(model, tokenizer, temporary)
         if path.exists():
             shutil.rmtree(path)
         os.rename(temporary, path)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise RunError(
-            f"{path} could not be written ({error}); the model needs {size:,} bytes. What was saved before "
-            "is intact. Make room; if the run saved checkpoints, resume=true goes on from the newest."
+            f"{path} could not be written ({error}); the model needs {_bytes(model):,} bytes. "
+            + _rescue(model, tokenizer, path)
         ) from error
+
+
+def _write(model: Any, tokenizer: Any, folder: Path) -> None:
+    folder.mkdir()
+    with quiet_transformers():
+        if isinstance(model, RewardModel):
+            model.save(folder)
+        else:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+
+
+def _rescue(model: Any, tokenizer: Any, path: Path) -> str:
+    """Write the model to the system's temporary folder; what became of it, in words."""
+    spare: Path | None = None
+    try:
+        spare = Path(tempfile.mkdtemp(prefix="kleash-")) / path.name
+        _write(model, tokenizer, spare)
+    except (OSError, SafetensorError) as error:
+        if spare is not None:
+            shutil.rmtree(spare.parent, ignore_errors=True)
+        return (
+            f"Nor could the temporary folder take it ({error}), so it is lost, but what was saved before is "
+            "intact. Make room; if the run saved checkpoints, resume=true goes on from the newest."
+        )
+    move = f"mv {shlex.quote(str(spare))} {shlex.quote(str(path))}"
+    if path.exists():
+        move = f"rm -r {shlex.quote(str(path))} && {move}"
+    return (
+        f"The trained model is whole in {spare}, and the run ends unmeasured. Make room, and move it before "
+        f"the temporary folder is emptied: {move}"
+    )

@@ -13,6 +13,7 @@ from kleash.data.items import PromptIds
 from kleash.data.sources import Prompt, Rows, read_rows, split_rows
 from kleash.data.tokenise import Tokenised, pad_id, tokenise_prompts
 from kleash.errors import UsageError
+from kleash.measure import Judges
 from kleash.methods.base import Method, Models
 from kleash.methods.options import TrainConfig
 from kleash.models import identity, load_model
@@ -98,15 +99,19 @@ def prepare(method: Method, config: Any, processes: Processes) -> Job:
     feed = _feed(method, models, data, held_out, config, processes)
     job = Job(method, config, processes, models, load_reference, feed, data, held_out, [], identities)
     job.notes += method.notes(config)
+    judges = Judges(models.reward, models.gold)
+    if method.online:
+        judges.check_columns(data.tokenised.items)
     if method.generates and config.measure:
         job.prompts = _prompts(config, held_out or data, tokenizer, job.notes)
+        judges.check_columns(job.prompts)
     _bring_reference(job)
     return job
 
 
 def _read(method: Method, config: TrainConfig) -> tuple[Rows, Rows | None]:
     """Training rows and held-out rows (None where none are wanted)."""
-    options: dict[str, Any] = {"bad_rows": config.bad_rows}
+    options: dict[str, Any] = {"bad_rows": config.bad_rows, "prompt_column": config.prompt_column}
     rows = read_rows(_texts(config.data), method.kind, split=config.data_split, limit=config.limit, **options)
     if config.eval_data is not None:
         return rows, read_rows(_texts(config.eval_data), method.kind, split=config.data_split, **options)
@@ -170,7 +175,7 @@ def _judge(name: str, config: TrainConfig, tokenizer: Any, processes: Processes)
     spec = getattr(config, name)
     if spec is None:
         return None
-    judge = load_reward(spec, standardise=config.standardise_reward, dtype=config.dtype)
+    judge = load_reward(spec, standardise=config.standardise_reward, dtype=config.dtype, option=name)
     for part in reward_models(judge):
         part.check_tokenizer(tokenizer)
         part.model.to(processes.device)
