@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicLayer, PreTrainedTokenizerBase
+from transformers import Cache, DynamicLayer, PreTrainedModel, PreTrainedTokenizerBase
 
 from kleash.data.batches import Batch
 from kleash.errors import UsageError
@@ -156,6 +156,17 @@ class RoomyLayer(DynamicLayer):
         self.key_buffer, self.value_buffer = self.key_buffer[rows], self.value_buffer[rows]
         self._show()
 
+    def receive(self, rows: list[int], part: RoomyLayer, count: int, width: int) -> None:
+        """Take over what `part` holds as the given ones of `count` rows, right-aligned in `width` tokens."""
+        if not self.is_initialized:
+            self.lazy_initialization(part.keys, part.values)
+            shape = (count, part.keys.shape[1], self._capacity(width), part.keys.shape[3])
+            self.key_buffer, self.value_buffer = part.keys.new_zeros(shape), part.values.new_zeros(shape)
+            self.length = width
+        self.key_buffer[rows, :, width - part.length : width] = part.key_buffer[:, :, : part.length]
+        self.value_buffer[rows, :, width - part.length : width] = part.value_buffer[:, :, : part.length]
+        self._show()
+
     def get_seq_length(self) -> int:
         """Tokens written so far."""
         return self.length if self.is_initialized else 0
@@ -173,7 +184,8 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = self.key_buffer[:, :, :stop], self.value_buffer[:, :, :stop]
 
 
-BLOCK = 64  # tokens by which the buffers grow
+BLOCK = 16  # tokens by which the buffers grow
+PREFILL = 16  # prompts that are read at once: of like lengths, since the shorter ones are padded
 
 
 def _empty(states: Tensor) -> Tensor:
@@ -205,6 +217,13 @@ class KeyValueCache(Cache):
     def select(self, rows: Tensor) -> None:
         for layer in self.layers:
             layer.select(rows)
+
+    def receive(self, rows: list[int], part: KeyValueCache, count: int, width: int) -> None:
+        """See RoomyLayer.receive."""
+        for number, layer in enumerate(part.layers):
+            if number == len(self.layers):
+                self.layers.append(self.layer_class_to_replicate())
+            self.layers[number].receive(rows, layer, count, width)
 
 
 @dataclass(frozen=True)
@@ -382,10 +401,7 @@ def _decode(
             head.softcap,
         )
     device = head.weight.device
-    tokens, mask = (x.to(device) for x in left_pad(prompts))
-    whole = inner.config.get_text_config()._attn_implementation == NAME
-    cache = KeyValueCache(tokens.shape[1] + max_new_tokens, whole)
-    states = run_backbone(inner, tokens, mask, positions_of(mask), cache)[:, -1]
+    states, mask, cache = _prefill(inner, prompts, max_new_tokens, device)
     alive = torch.arange(len(prompts), device=device).repeat_interleave(
         n
     )  # prompt of each row, then the rows still going
@@ -413,6 +429,29 @@ def _decode(
         states = run_backbone(inner, drawn[:, None], mask, position[:, None], cache)[:, -1]
         position = position + 1
     return ids.cpu(), logp.cpu(), lengths.cpu(), ended.cpu()
+
+
+def _prefill(
+    model: PreTrainedModel, prompts: list[list[int]], room: int, device: torch.device
+) -> tuple[Tensor, Tensor, KeyValueCache]:
+    """Read the prompts, a few of like lengths at a time: their last states (P, H), their mask, and a cache
+    with room for `room` more tokens.
+    """
+    tokens, mask = (x.to(device) for x in left_pad(prompts))
+    width, whole = tokens.shape[1], model.config.get_text_config()._attn_implementation == NAME
+    cache = KeyValueCache(width + room, whole)
+    if len(prompts) <= PREFILL:
+        return run_backbone(model, tokens, mask, positions_of(mask), cache)[:, -1], mask, cache
+    order = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
+    states = []
+    for start in range(0, len(order), PREFILL):
+        rows = order[start : start + PREFILL]
+        span = len(prompts[rows[-1]])
+        part, seen = KeyValueCache(span, whole), mask[rows, -span:]
+        states.append(run_backbone(model, tokens[rows, -span:], seen, positions_of(seen), part)[:, -1])
+        cache.receive(rows, part, len(prompts), width)
+    back = torch.tensor(order, device=device).argsort()
+    return torch.cat(states)[back], mask, cache
 
 
 def left_pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -33,6 +33,7 @@ def test_sampler_and_trainer_agree_on_log_probs(
 ) -> None:
     """Reports 31 and 33: the ratio is 1 before any update, at any temperature, prompts of unequal length."""
     monkeypatch.setattr("kleash.sampling.BLOCK", 3)  # the cache grows on the way
+    monkeypatch.setattr("kleash.sampling.PREFILL", 2)  # and is put together from two readings
     model, _ = load_model((tiny(family), None))
     for temperature in (0.6, 1.0, 1.5):
         rollouts = sample(
