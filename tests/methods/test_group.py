@@ -28,10 +28,14 @@ def options(name: str, **changes: Any) -> Any:
 @pytest.mark.parametrize("temperature", [0.5, 0.6, 1.0, 1.5])
 @pytest.mark.parametrize("name", ["grpo", "gspo", "ppo", "reinforce"])
 def test_report_33_temperature_acts_on_both_sides(name: str, temperature: float, tiny: Any) -> None:
-    """As sampled, as trained and as the model itself says at that temperature: one log-prob, ratio 1."""
+    """As sampled, as trained, under an equal reference and as the model itself says at that temperature: one
+    log-prob, ratio 1, KL 0.
+    """
     several = {} if name == "reinforce" else {"rollout_epochs": 2, "minibatches": 1}
-    it = bench(name, tiny, temperature=temperature, **several)
-    (batch,) = it.collect().updates[0].micro_batches
+    it = bench(name, tiny, start=1, beta=0.1, temperature=temperature, **several)
+    step = it.collect(exact_kl=True)
+    assert all(abs(means(step.metrics)[f"kl/{kind}"]) < 1e-5 for kind in ("k1", "k3", "exact"))
+    (batch,) = step.updates[0].micro_batches
     metrics = it.loss(batch).metrics
     assert metrics["policy/sampler_gap"][0] / metrics["policy/sampler_gap"][1] < 1e-5
     if several:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from steps import Bench, bench, constant, in_two
+from steps import Bench, bench, constant, in_two, listed
 from torch import Tensor
 
 from kleash.config import build
@@ -154,6 +154,19 @@ def test_report_53_whitened_over_real_tokens_and_padding_stays_0(tiny: Any) -> N
     assert float(batch.advantages[real].mean()) == pytest.approx(0.0, abs=1e-6)
     assert float(batch.advantages[real].std()) == pytest.approx(1.0, rel=1e-5)
     assert not batch.advantages[~real].any() and not bool(real.all())
+
+
+def test_report_47_53_a_response_without_a_score_counts_in_nothing(tiny: Any) -> None:
+    """Neither in the mean and deviation nor in the loss; its own advantages are 0."""
+    reward = listed(4.0, None, 1.0, 0.0, *[None] * 3, 2.0)
+    it = bench("ppo", tiny, reward=reward, minibatches=1, reduction="token-mean")
+    update = it.collect(it.rollouts([1, 2, 6, 3, 4, 4, 2, 5])).updates[0]
+    (batch,) = update.micro_batches
+    real = (torch.arange(6) < batch.batch.response_lengths[:, None]) & batch.used[:, None]
+    assert int(batch.used.sum()) == 4 and update.items == int(real.sum()) == 15
+    assert float(batch.advantages[real].mean()) == pytest.approx(0.0, abs=1e-6)
+    assert float(batch.advantages[real].std()) == pytest.approx(1.0, rel=1e-5)
+    assert not batch.advantages[~real].any() and not batch.returns[~real].any()
 
 
 def test_report_53_whitened_over_two_processes(tiny: Any) -> None:
@@ -319,24 +332,29 @@ def test_report_55_ptx_beside_two_micro_batches_is_as_beside_one(tiny: Any) -> N
 
 
 def test_report_56_ptx_over_two_processes_is_one_mean(tiny: Any) -> None:
-    """Their gradients, added up as the loop does, are the mean over both processes' demonstrations."""
+    """Their gradients, added up and divided as the loop does, are that of the mean over the tokens of both
+    processes' demonstrations, of which they drew different ones.
+    """
 
-    def work(gather: Any) -> tuple[Tensor, Tensor, int]:
-        it = ptx(tiny)
-        update = it.collect(gather=gather).updates[0]
-        (mixed,) = [b for b in update.micro_batches if isinstance(b, MixedBatch)]
-        it.models.policy.zero_grad()
-        (it.loss(mixed).per_item.sum() / (2 * update.items)).backward()
-        grad = torch.cat([p.grad.flatten() for p in it.models.policy.parameters()])
-        it.models.policy.zero_grad()
-        out = token_outputs(it.models.policy, mixed.batch)
-        (-(out.logp * out.mask).sum()).backward()
-        plain = torch.cat([p.grad.flatten() for p in it.models.policy.parameters()])
-        return grad, plain, mixed.trained_tokens
+    def half(seed: int) -> Any:
+        def work(gather: Any) -> tuple[Tensor, Tensor, int, float]:
+            it = ptx(tiny)
+            generator = torch.Generator().manual_seed(seed)
+            update = it.collect(gather=gather, generator=generator).updates[0]
+            (mixed,) = [b for b in update.micro_batches if isinstance(b, MixedBatch)]
+            out = token_outputs(it.models.policy, mixed.batch)
+            losses = it.loss(mixed).per_item.sum(), -(out.logp * out.mask).sum()
+            grads = [torch.autograd.grad(loss, list(it.models.policy.parameters())) for loss in losses]
+            ours, plain = (torch.cat([g.flatten() for g in grad]) for grad in grads)
+            return ours, plain, mixed.trained_tokens, update.items
 
-    here, there = in_two(work, work)
+        return work
+
+    here, there = in_two(half(0), half(1))
+    assert here[2] != there[2]
+    got = (here[0] + there[0]) / (here[3] + there[3])
     want = 0.7 * (here[1] + there[1]) / (here[2] + there[2])
-    torch.testing.assert_close(here[0] + there[0], want, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("change", [{"ptx_coef": 0.5}, {"ptx_data": DEMONSTRATIONS}])
