@@ -88,6 +88,21 @@ def test_the_second_minibatch_compares_with_the_policy_that_sampled(name: str, t
         assert float((_logp(it, batch) - logp).abs().max()) > 1e-3
 
 
+@pytest.mark.parametrize("name", SEVERAL)
+def test_report_1_the_policy_that_sampled_had_no_dropout(name: str, tiny: Any) -> None:
+    """Nor has its side of the ratio, in any minibatch, when training has."""
+    it = bench(name, tiny, minibatches=2, rollout_epochs=2, dropout=True)
+    it.models.policy = tiny.model(1, dropout=0.3)
+    step = it.collect()
+    batches = [batch for update in step.updates[:2] for batch in update.micro_batches]
+    want = [_logp(it, batch) for batch in batches]
+    it.models.policy.train()
+    for batch, logp in zip(batches, want, strict=True):
+        it.loss(batch)
+        torch.testing.assert_close(batch.logp_old, logp, rtol=0, atol=2e-6)
+        assert float((_logp(it, batch) - logp).abs().max()) > 1e-4
+
+
 def _logp(it: Any, batch: Any) -> torch.Tensor:
     with torch.no_grad():
         return token_outputs(it.models.policy, batch.batch).logp

@@ -310,8 +310,8 @@ def test_004_19_ptx_adds_the_gradient_of_sft_times_its_weight(reduction: str, ti
 def test_report_55_ptx_beside_two_micro_batches_is_as_beside_one(tiny: Any) -> None:
     gradients = []
     for micro in (None, 4):
-        ptx = {"ptx_data": DEMONSTRATIONS, "ptx_coef": 0.7, "ptx_batch_size": 3}
-        it = bench("ppo", tiny, **ptx, micro_batch_size=micro, minibatches=1)
+        mixed = {"ptx_data": DEMONSTRATIONS, "ptx_coef": 0.7, "ptx_batch_size": 3}
+        it = bench("ppo", tiny, micro_batch_size=micro, minibatches=1, **mixed)
         update = it.collect().updates[0]
         assert len(update.micro_batches) == (2 if micro is None else 3)
         gradients.append(it.gradient(update))

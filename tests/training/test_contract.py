@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from kleash.errors import RunError
 from kleash.methods import METHODS
-from kleash.training import train
+from kleash.training import Interrupted, train
+from kleash.training.loop import Loop
+from kleash.training.watch import PATIENCE
 
 TIMES = ("seconds", "time/", "tokens/per_second")
 GROUP = {
@@ -31,6 +38,9 @@ EXPECTED = {
         "loss", "reward/mean", "reward/missing", "kl/k1", "kl/k3", "kl/exact", "length/mean", "ended/share",
     },
 }  # fmt: skip
+
+
+ONLINE = sorted(name for name, method in METHODS.items() if method.online)
 
 
 @pytest.fixture(params=sorted(METHODS))
@@ -93,6 +103,24 @@ def test_report_63_64_66_resume_is_bit_identical(
     assert [dict(s, policy="") for s in b.samples] == [dict(s, policy="") for s in whole.samples]
     first, second = weights(whole), weights(b)
     assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_report_68_ctrl_c_finishes_the_step_and_the_run_goes_on_from_there(
+    method: str, tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(method, **tiny.options(method, tmp_path / "whole"))
+    real = Loop._step
+
+    def step(self: Loop, number: int, total: int) -> dict[str, Any]:
+        row = real(self, number, total)
+        if number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return row
+
+    with monkeypatch.context() as patched, pytest.raises(Interrupted, match="Stopped after step 2 of 4"):
+        patched.setattr(Loop, "_step", step)
+        train(method, **tiny.options(method, tmp_path / "run"))
+    assert_same(train(method, **tiny.options(method, tmp_path / "run", resume=True)), whole)
 
 
 @pytest.mark.parametrize(
@@ -158,3 +186,93 @@ def test_it_learns_a_countable_reward(tiny: Any, tmp_path: Path) -> None:
     )
     means = [row["reward/mean"] for row in run.metrics if row["split"] == "train"]
     assert means[0] < 0.5 and sum(means[-5:]) / 5 > 2.0, means
+
+
+# Bad rewards, for every method that asks one.
+
+
+def broken(responses: list[str]) -> list[float]:
+    raise ValueError("no such file")
+
+
+def not_a_number(responses: list[str]) -> list[float]:
+    return [math.nan, *[1.0] * (len(responses) - 1)]
+
+
+def one_too_few(responses: list[str]) -> list[float]:
+    return [1.0] * (len(responses) - 1)
+
+
+def nothing(responses: list[str]) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [
+        (broken, r"reward broken raised ValueError: no such file .*test_contract.py, line \d+"),
+        (not_a_number, r"reward not_a_number returned nan for response 1 of 8 \(prompt"),
+        (one_too_few, "reward one_too_few returned 7 values for 8 responses"),
+        (nothing, "reward nothing returned None; expected a list of 8 numbers"),
+    ],
+    ids=["raises", "nan", "wrong count", "no list"],
+)
+@pytest.mark.parametrize("method", ONLINE)
+def test_a_bad_reward_stops_the_run_in_one_paragraph(
+    method: str, reward: Callable[..., Any], said: str, tiny: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(RunError, match=said) as raised:
+        train(method, **tiny.options(method, tmp_path / "run", reward=reward, preflight=False))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_report_47_missing_scores_are_left_out_and_counted(method: str, tiny: Any, tmp_path: Path) -> None:
+    """Every third response has no score: the mean is over the others, and the run goes on."""
+
+    def some(responses: list[str]) -> list[float | None]:
+        return [None if i % 3 == 1 else float(i % 2) for i in range(len(responses))]
+
+    options = tiny.options(method, tmp_path / "run", reward=some, steps=2, eval_fraction=0.0, preflight=False)
+    run = train(method, **{**options, "resample_rounds": 1} if method == "dapo" else options)
+    for row in run.metrics:
+        assert row["reward/missing"] == row["responses/unused"] == 3 / 8
+        assert row["reward/mean"] == 2 / 5
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_report_71_a_reward_that_hangs_is_missing_with_a_warning(
+    method: str, tiny: Any, tmp_path: Path
+) -> None:
+    never = threading.Event()
+    options = {
+        "reward": lambda responses: never.wait(20),
+        "reward_timeout": 0.05,
+        "steps": 1,
+        "preflight": False,
+    }
+    with pytest.warns(RuntimeWarning, match=r"did not return within 0.05 seconds: 8 responses"):
+        run = train(method, **tiny.options(method, tmp_path / "run", eval_fraction=0.0, **options))
+    never.set()
+    assert run.metrics[0]["reward/missing"] == 1.0 and run.metrics[0]["optim/grad_norm"] == 0.0
+
+
+@pytest.mark.parametrize("method", ONLINE)
+def test_report_59_a_reward_that_never_answers_teaches_nothing_and_it_is_said(
+    method: str, tiny: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """No score at all, and a KL in the loss of nobody: gradient 0, weights as they were, never nan."""
+    model = tiny.model()
+    options = tiny.options(
+        method, tmp_path / "run", reward=lambda responses: [None] * len(responses), steps=PATIENCE,
+        quiet=False, model=(model, tiny.tokenizer()),
+    )  # fmt: skip
+    run = train(method, **options)
+    for row in run.metrics:
+        assert row.get("loss", 0.0) == 0.0 and row.get("optim/grad_norm", 0.0) == 0.0
+        assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+        assert None not in row.values() and "reward/mean" not in row
+    assert "no response has a score, so nothing is learnt" in " ".join(capsys.readouterr().err.split())
+    saved, before = weights(run), model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in saved.items())

@@ -92,6 +92,22 @@ def test_report_59_a_step_without_items_changes_nothing(tiny: Any, tmp_path: Pat
     assert torch.equal(saved["model.norm.weight"], model.model.norm.weight)
 
 
+def test_a_weight_that_the_loss_did_not_reach_has_gradient_0(tiny: Any) -> None:
+    """Momentum goes on as it does on several processes, which must exchange a gradient for it."""
+    moved = []
+    for reached in (True, False):
+        weight = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
+        for factor in (1.0, 0.0):
+            if factor or reached:
+                (factor * weight).sum().backward()
+            Processes().sum_gradients([weight])
+            optimizer.step()
+            optimizer.zero_grad()
+        moved.append(weight.detach())
+    assert torch.equal(*moved) and float(moved[0][0]) < 0.85
+
+
 def test_report_62_metrics_hold_no_graph(tiny: Any) -> None:
     from kleash.data import Batch
     from kleash.methods.reward import Config as RewardConfig

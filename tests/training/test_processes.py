@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -14,9 +15,16 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).parent / "worker.py"
+<<<<<<< HEAD
 CASES = ["sft", "sft-odd", "sft-unequal", "dpo", "dpo-live", "reward", "reinforce"]
 if find_spec("math_verify"):
     CASES.append("reinforce-math")
+=======
+pytestmark = pytest.mark.timeout(300)  # two launches, which a busy machine takes minutes for
+OFFLINE = ["sft", "sft-odd", "sft-unequal", "dpo", "dpo-live", "reward"]
+ONLINE = ["reinforce", "grpo", "grpo-batch", "dapo", "ppo"]
+CASES = [*OFFLINE, *ONLINE]
+>>>>>>> c227f3fffa7fc7b51d9242fb045388f945daf0b2
 
 
 def start(command: list[str], folder: Path) -> None:
@@ -27,7 +35,7 @@ def start(command: list[str], folder: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
@@ -51,7 +59,11 @@ def record(folder: Path, case: str, rank: int = 0) -> dict[str, Any]:
     return json.loads((folder / f"{case}.rank{rank}.json").read_text())
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize("case", [c for c in CASES if not c.startswith("reinforce")])
+=======
+@pytest.mark.parametrize("case", OFFLINE)
+>>>>>>> c227f3fffa7fc7b51d9242fb045388f945daf0b2
 def test_report_56_57_two_processes_are_one_big_batch(case: str, folders: tuple[Path, Path]) -> None:
     """Loss, gradient length and every metric agree, although the ranks hold different numbers of tokens."""
     one, two = record(folders[0], case), record(folders[1], case)
@@ -74,5 +86,21 @@ def test_report_56_57_two_processes_are_one_big_batch(case: str, folders: tuple[
 def test_report_70_ranks_stay_in_step_and_end_with_equal_weights(
     case: str, folders: tuple[Path, Path]
 ) -> None:
-    """Also with three rows on two processes, where one has an empty micro-batch."""
-    assert record(folders[1], case, 0)["identity"] == record(folders[1], case, 1)["identity"]
+    """Also with three rows on two processes, where one has an empty micro-batch; value models and what a
+    method remembers included.
+    """
+    first, second = (record(folders[1], case, rank) for rank in (0, 1))
+    assert (first["identity"], first["memory"]) == (second["identity"], second["memory"])
+
+
+@pytest.mark.parametrize("case", ONLINE)
+def test_two_processes_log_what_one_does(case: str, folders: tuple[Path, Path]) -> None:
+    """They sample other responses than one process would; as many, and the same things are known of them."""
+    one, two = record(folders[0], case), record(folders[1], case)
+    assert (one["world"], two["world"]) == (1, 2) and len(one["metrics"]) == len(two["metrics"]) > 2
+    for alone, together in zip(one["metrics"], two["metrics"], strict=True):
+        assert alone.keys() == together.keys()
+        assert all(math.isfinite(value) for value in together.values() if isinstance(value, float))
+    if case not in ("reinforce", "dapo"):  # one has no memory of prompts; the other samples again as it must
+        visits = [sum(map(len, each["memory"]["tries"].values())) for each in (one, two)]
+        assert visits[0] == visits[1] > 0

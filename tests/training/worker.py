@@ -41,12 +41,34 @@ CASES: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3
     },  # the head starts at 0 and Adam magnifies the rounding of small gradients
     "reinforce": {},
+<<<<<<< HEAD
     "reinforce-math": {"reward": ["math:want", tiny.count_good]},  # a verifier's children beside each rank
+=======
+    "grpo": {
+        "minibatches": 2,
+        "rollout_epochs": 2,
+        "curriculum": "edge",
+        "kl_control": "constraint",
+        "kl_target": 0.5,
+        "batch_size": 16,
+        "steps": 3,
+    },
+    "grpo-batch": {"scale": "batch_std", "micro_batch_size": 4, "batch_size": 16, "steps": 2},
+    "dapo": {"batch_size": 16, "steps": 2},
+    "ppo": {
+        "value": "separate",
+        "ptx_data": tiny.demonstration_rows(5),
+        "ptx_coef": 0.5,
+        "ptx_batch_size": 2,
+        "batch_size": 16,
+        "steps": 3,
+    },
+>>>>>>> c227f3fffa7fc7b51d9242fb045388f945daf0b2
 }
 
 
 def run_case(name: str, out: Path) -> None:
-    """Train one case and record the policy this process ends with."""
+    """Train one case and record what this process ends with."""
     method = find_method(name.split("-")[0])
     config = build(method.config, tiny.options(method.name, out / name, eval_every=2, **CASES[name]))
     processes = Processes()
@@ -55,7 +77,9 @@ def run_case(name: str, out: Path) -> None:
     loop = Loop(job, run, Console(quiet=True))
     _start(job, run, loop, Console(quiet=True))
     loop.train()
-    record = {"identity": identity(job.models.policy), "world": processes.world, "metrics": run.metrics}
+    memory = job.models.memory.to_json()
+    record = {"identity": identity(job.models.learner), "world": processes.world, "metrics": run.metrics,
+              "memory": memory}  # fmt: skip
     processes.wait()
     (out / f"{name}.rank{processes.rank}.json").write_text(json.dumps(record))
 

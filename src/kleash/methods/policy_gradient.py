@@ -328,8 +328,10 @@ def shaped(scored: Scored, config: PolicyConfig) -> Tensor:
 
 @torch.no_grad()
 def fill_old(models: Models, updates: list[Update], config: PolicyConfig) -> None:
-    """Give every minibatch but the first its log π_old: by its first pass the policy has moved on."""
-    for update in updates[1 : config.minibatches]:
+    """Give every minibatch but the first its log π_old: by its first pass the policy has moved on. With
+    dropout in the first pass that one too: what sampled had none.
+    """
+    for update in updates[0 if config.dropout else 1 : config.minibatches]:
         for batch in update.micro_batches:
             batch.logp_old = token_outputs(
                 models.policy, batch.batch, temperature=batch.temperature, forbidden=batch.forbidden

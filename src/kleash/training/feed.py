@@ -115,6 +115,12 @@ class OnlineFeed:
                 f"batch_size={config.batch_size} is {self.per_step} prompts a step, which {processes.world} "
                 "processes cannot share evenly: choose a multiple."
             )
+        share, parts = self.per_step // processes.world, getattr(config, "minibatches", 1)
+        if parts > share:
+            raise UsageError(
+                f"minibatches={parts} of {share} prompts on each of {processes.world} processes: a minibatch "
+                "holds whole groups of every process, so there can be at most as many as prompts on each."
+            )
         self.steps_per_epoch = len(prompts) / self.per_step
 
     def step(self, number: int) -> Step:

@@ -83,15 +83,15 @@ class Processes:
         """Add up every parameter's gradient over the processes.
 
         Each process has divided its sum of item losses by the number of items of all of them, so the sum, and
-        not the mean that data-parallel wrappers take, is the gradient of one big batch. A process that had no
-        item adds zeros, so all issue the same collectives.
+        not the mean that data-parallel wrappers take, is the gradient of one big batch. A parameter that the
+        loss did not reach has gradient 0: so all processes issue the same collectives, and one process takes
+        the same step as several (the optimizer passes over a parameter without a gradient, momentum and all).
         """
-        if self.world == 1:
-            return
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            self._all_reduce(parameter.grad)
+            if self.world > 1:
+                self._all_reduce(parameter.grad)
 
     def equalise(self, parameters: Iterable[nn.Parameter]) -> None:
         """Give every process the main one's weights."""
