@@ -15,16 +15,12 @@ from typing import Any
 import pytest
 
 WORKER = Path(__file__).parent / "worker.py"
-<<<<<<< HEAD
-CASES = ["sft", "sft-odd", "sft-unequal", "dpo", "dpo-live", "reward", "reinforce"]
-if find_spec("math_verify"):
-    CASES.append("reinforce-math")
-=======
 pytestmark = pytest.mark.timeout(300)  # two launches, which a busy machine takes minutes for
 OFFLINE = ["sft", "sft-odd", "sft-unequal", "dpo", "dpo-live", "reward"]
 ONLINE = ["reinforce", "grpo", "grpo-batch", "dapo", "ppo"]
+if find_spec("math_verify"):
+    ONLINE.append("reinforce-math")
 CASES = [*OFFLINE, *ONLINE]
->>>>>>> c227f3fffa7fc7b51d9242fb045388f945daf0b2
 
 
 def start(command: list[str], folder: Path) -> None:
@@ -59,11 +55,7 @@ def record(folder: Path, case: str, rank: int = 0) -> dict[str, Any]:
     return json.loads((folder / f"{case}.rank{rank}.json").read_text())
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize("case", [c for c in CASES if not c.startswith("reinforce")])
-=======
 @pytest.mark.parametrize("case", OFFLINE)
->>>>>>> c227f3fffa7fc7b51d9242fb045388f945daf0b2
 def test_report_56_57_two_processes_are_one_big_batch(case: str, folders: tuple[Path, Path]) -> None:
     """Loss, gradient length and every metric agree, although the ranks hold different numbers of tokens."""
     one, two = record(folders[0], case), record(folders[1], case)

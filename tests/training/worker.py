@@ -41,9 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3
     },  # the head starts at 0 and Adam magnifies the rounding of small gradients
     "reinforce": {},
-<<<<<<< HEAD
     "reinforce-math": {"reward": ["math:want", tiny.count_good]},  # a verifier's children beside each rank
-=======
     "grpo": {
         "minibatches": 2,
         "rollout_epochs": 2,
@@ -63,7 +61,6 @@ CASES: dict[str, dict[str, Any]] = {
         "batch_size": 16,
         "steps": 3,
     },
->>>>>>> c227f3fffa7fc7b51d9242fb045388f945daf0b2
 }
 
 
