@@ -308,7 +308,9 @@ def shown(default: Any) -> str:
 @pytest.mark.parametrize("path", PAGES, ids=name)
 def test_documented_metric_is_logged(path: Path, logged: set[str]) -> None:
     code = "".join(read(file) for file in (ROOT / "src" / "kleash").rglob("*.py"))
-    sides = {f"{side}/{part}" for side in ("reward", "gold") for part in ("mean", "missing", "no_spread")}
+    sides = {
+        f"{side}/{part}" for side in ("reward", "gold") for part in ("mean", "missing", "hung", "no_spread")
+    }
     parts = {f"reward/{rule}" for rule in RULES}  # parts of a combined reward carry their names
     written = {span for span in spans(path) if METRIC.fullmatch(span)}
     assert not {metric for metric in written - sides - parts - logged if f'"{metric}"' not in code}

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ WORKER = Path(__file__).parent / "worker.py"
 pytestmark = pytest.mark.timeout(300)  # two launches, which a busy machine takes minutes for
 OFFLINE = ["sft", "sft-odd", "sft-unequal", "dpo", "dpo-live", "reward"]
 ONLINE = ["reinforce", "grpo", "grpo-batch", "dapo", "ppo"]
+if find_spec("math_verify"):
+    ONLINE.append("reinforce-math")
 CASES = [*OFFLINE, *ONLINE]
 
 

@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "learning_rate": 1e-3
     },  # the head starts at 0 and Adam magnifies the rounding of small gradients
     "reinforce": {},
+    "reinforce-math": {"reward": ["math:want", tiny.count_good]},  # a verifier's children beside each rank
     "grpo": {
         "minibatches": 2,
         "rollout_epochs": 2,

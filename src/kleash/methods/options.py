@@ -22,7 +22,9 @@ class TrainConfig:
     reference: Any = option(
         None, "the model that drift is measured from; by default the model before training"
     )
-    data: Any = option(REQUIRED, "training rows: a file, a hub name, a datasets.Dataset or a list of dicts")
+    data: Any = option(
+        REQUIRED, "training rows: a file, a hub name, gym:TASK, a datasets.Dataset or a list of dicts"
+    )
     data_split: str = option("train", "which split of a hub data set to read")
     prompt_column: str = option("prompt", "the column that holds the prompt, where it is called otherwise")
     limit: int | None = option(None, "read at most this many training rows", minimum=1)
@@ -121,7 +123,9 @@ class TrainConfig:
     )
     sampling_rows: int = option(64, "responses decoded at once", minimum=1)
     reward: Any = option(
-        None, "scores responses: file.py:function, reward model folder, callable, or name: weight mapping"
+        None,
+        "scores responses: file.py:function, reward model folder, rule (math:answer, …), callable, or "
+        "name: weight mapping",
     )
     gold: Any = option(
         None, "an independent judge, logged beside the reward and never optimised; same forms as reward"

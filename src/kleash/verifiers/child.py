@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 GYM = "reasoning_gym"
 FORBIDDEN = (
@@ -32,13 +32,6 @@ FORBIDDEN = (
 
 class Unreadable(Exception):
     """The reference cannot be read, so no response can be judged against it."""
-
-
-class Check(Protocol):
-    """A verifier. Only `score` looks at a model's text."""
-
-    def reference(self, request: dict[str, Any]) -> Any: ...
-    def score(self, reference: Any, request: dict[str, Any]) -> float: ...
 
 
 class Maths:
@@ -117,6 +110,7 @@ def _creator(create: Callable[..., Any]) -> Callable[[str, int, int, str], Any]:
     return lambda task, size, seed, parameters: create(task, size=size, seed=seed, **json.loads(parameters))
 
 
+# Each has `reference(request)` and `score(reference, request)`; only the second looks at a model's text.
 CHECKS: dict[str, Callable[[], Any]] = {"math": Maths, "gym": Gym}
 
 
