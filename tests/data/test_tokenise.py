@@ -487,8 +487,16 @@ def test_long_prompts_are_cut_or_dropped(make_tokenizer: Make) -> None:
         assert (len(result.items), result.dropped) == (1, {"longer than max_length": 1})
 
 
+def test_tokens_of_the_response_are_taken_off_the_limit_and_said(make_tokenizer: Make) -> None:
+    rows = read_rows([{"prompt": "abcdefgh"}, {"prompt": "ab"}], "prompts")
+    options = {"max_length": 10, "max_new_tokens": 6}
+    assert len(tokenise_prompts(rows, make_tokenizer(), **options).items) == 1
+    with pytest.raises(UsageError, match=r"max_length=10 \(of which max_new_tokens=6 are the response's\)"):
+        tokenise_prompts(read_rows([{"prompt": "abcdefgh"}], "prompts"), make_tokenizer(), **options)
+
+
 def test_options_are_checked(make_tokenizer: Make) -> None:
-    with pytest.raises(UsageError, match="max_length=1 must be at least 2"):
+    with pytest.raises(UsageError, match="max_length=1 must leave at least 2"):
         one(demonstration("a", "b"), make_tokenizer(), max_length=1)
     with pytest.raises(UsageError, match="truncation='left' must be"):
         one(demonstration("a", "b"), make_tokenizer(), truncation="left")

@@ -423,6 +423,24 @@ def test_further_prompts_take_the_places_of_groups_without_spread(tiny: Any) -> 
     assert sorted(it.models.memory.tries) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("choice", ["drop", "resample"])
+def test_what_describes_the_policy_is_over_all_that_was_sampled(choice: str, tiny: Any) -> None:
+    """KL, length and the beta that follows the KL do not depend on which groups are trained on."""
+    change = {"kl_control": "constraint", "kl_target": 1e-3, "overlong_buffer": 4, "kl_in": "loss"}
+    described, gradients = [], []
+    for no_spread in ("keep", choice):
+        it = bench("grpo", tiny, no_spread=no_spread, **change)
+        it.models.reward = by_prompt({it.prompts[0].text})
+        step = it.collect(it.rollouts([2, 3, 4, 5, 6, 6, 5, 6]), exact_kl=True, keep_samples=True)
+        described.append(
+            [{k: v for k, v in step.metrics.items() if k != "time/wasted"}, it.models.memory.beta]
+        )
+        gradients.append(it.gradient(step.updates[0]))
+        assert len(step.samples) == 8
+    assert described[0] == described[1] and described[0][1] != it.config.beta
+    assert not torch.allclose(*gradients)
+
+
 def test_resampling_stops_after_its_rounds(tiny: Any) -> None:
     it = bench("dapo", tiny, resample_rounds=3, prompts=8, reward=constant(0.0))
     it.prompts, rest = it.prompts[:2], it.prompts[2:]

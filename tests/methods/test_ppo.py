@@ -304,8 +304,13 @@ def ptx(tiny: Any, **changes: Any) -> Bench:
 
 
 @pytest.mark.parametrize("reduction", ["token-mean", "sequence-mean"])
-def test_004_19_ptx_adds_the_gradient_of_sft_times_its_weight(reduction: str, tiny: Any) -> None:
+@pytest.mark.parametrize("score", [0.0, None])
+def test_004_19_ptx_adds_the_gradient_of_sft_times_its_weight(
+    reduction: str, score: float | None, tiny: Any
+) -> None:
+    """Also in a step without any score."""
     it = ptx(tiny, reduction=reduction)
+    it.models.reward = constant(score)
     update = it.collect().updates[0]
     (mixed,) = [b for b in update.micro_batches if isinstance(b, MixedBatch)]
     got = it.gradient(update)

@@ -188,6 +188,7 @@ def test_a_policy_gradient_loss_is_not_set_beside_a_preference_loss() -> None:
         chart.title: chart.spec["data"]["values"] for chart in curve_charts([online, offline], ["ppo", "dpo"])
     }
     assert {point["run"] for point in charts["Loss"]} == {"dpo"}
+    assert "Loss" not in {chart.title for chart in curve_charts([online], ["ppo"])}, "its level means nothing"
 
 
 def test_paths_average_steps_in_order_so_that_they_can_be_followed() -> None:

@@ -180,17 +180,18 @@ def tokenise_prompts(
     tokenizer: Any,
     *,
     max_length: int | None,
+    max_new_tokens: int = 0,
     truncation: Truncation = "drop",
     chat: ChatMode = "auto",
 ) -> Tokenised[PromptIds]:
     """Prompts as the ids a model goes on from (a chat template's assistant header included).
 
     `text` is a string prompt as it was given, or the rendered messages; a messages prompt also reaches the
-    reward as the column `messages`. Longer than max_length tokens: cut from the left by "prompt-left", else
-    dropped and counted.
+    reward as the column `messages`. Longer than max_length tokens, max_new_tokens of which are left to the
+    response: cut from the left by "prompt-left", else dropped and counted.
     """
     encoder = _Encoder(tokenizer, chat)
-    fit = _Fit(max_length, truncation, encoder.prefix)
+    fit = _Fit(max_length, truncation, encoder.prefix, max_new_tokens)
     items = []
     for row in rows.rows:
         text = encoder.layout.prompt_text(row.prompt, row.number)
@@ -314,11 +315,15 @@ def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
 class _Fit:
     """The length limit: cuts rows, or drops and counts them."""
 
-    def __init__(self, max_length: int | None, truncation: Truncation, prefix: list[int]) -> None:
+    def __init__(
+        self, max_length: int | None, truncation: Truncation, prefix: list[int], max_new_tokens: int = 0
+    ) -> None:
+        self.asked = f"max_length={max_length}"
+        if max_length is not None and max_new_tokens:
+            self.asked += f" (of which max_new_tokens={max_new_tokens} are the response's)"
+            max_length -= max_new_tokens
         if max_length is not None and max_length < 2:
-            raise UsageError(
-                f"max_length={max_length} must be at least 2: a prompt token and a response token."
-            )
+            raise UsageError(f"{self.asked} must leave at least 2 tokens to a row.")
         if truncation not in ("drop", "prompt-left", "response-right"):
             raise UsageError(f"truncation='{truncation}' must be drop, prompt-left or response-right.")
         self.max_length, self.truncation, self.prefix = max_length, truncation, prefix
@@ -359,7 +364,7 @@ class _Fit:
                 or "there were none"
             )
             raise UsageError(
-                f"{source}: no row is left after tokenising with max_length={self.max_length}, "
+                f"{source}: no row is left after tokenising with {self.asked}, "
                 f"truncation={self.truncation} ({why}). Raise max_length or choose another truncation."
             )
         return Tokenised(items, dict(self.dropped), self.truncated)

@@ -144,13 +144,14 @@ def prompt_items(
         return list(prompts), []
     rows = _rows(prompts)
     window = getattr(causal_model(policy).config.get_text_config(), "max_position_embeddings", None)
-    room = None if window is None else window - max_new_tokens
-    if room is not None and room < 2:
+    if window is not None and window - max_new_tokens < 2:
         raise UsageError(
             f"max_new_tokens={max_new_tokens} leaves no room for a prompt in the model's window of {window} "
             "tokens."
         )
-    tokenised = tokenise_prompts(rows, tokenizer, max_length=room, truncation="drop", chat=chat)
+    tokenised = tokenise_prompts(
+        rows, tokenizer, max_length=window, max_new_tokens=max_new_tokens, truncation="drop", chat=chat
+    )
     dropped = Counter(rows.dropped) + Counter(tokenised.dropped)
     return tokenised.items, [f"{count} prompts dropped: {reason}" for reason, count in dropped.items()]
 

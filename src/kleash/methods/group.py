@@ -152,19 +152,24 @@ TABLE: dict[str, Row] = {
 
 
 def collect(models: Models, prompts: Sequence[PromptIds], config: GroupConfig, context: Context) -> Step:
-    """Sample, score, and turn scores into advantages within each group."""
-    scored, sampled, metrics = gather_groups(models, prompts, config, context)
+    """Sample, score, and turn scores into advantages within each group.
+
+    What describes the policy (scores, length, KL, and the beta that follows it) is over all that was sampled;
+    the gradient is over the groups kept.
+    """
+    sampled, kept, metrics = gather_groups(models, prompts, config, context)
     beta = beta_now(models, config)
     charged = config.controls_kl
     if charged or context.exact_kl:
-        scored = with_reference(models, scored, config)
-    metrics |= metrics_of(models, scored, config, context, sampled)
-    rewards = shaped(scored, config)
+        sampled = with_reference(models, sampled, config)
+    metrics |= metrics_of(models, sampled, config, context)
     if config.missing_end_penalty or config.overlong_buffer:
-        metrics["reward/shaped"] = total(rewards[scored.used])
+        metrics["reward/shaped"] = total(shaped(sampled, config)[sampled.used])
     if charged:
-        control_beta(models, scored, config, context)
+        control_beta(models, sampled, config, context)
         metrics["kl/beta"] = (beta, 1.0)
+    scored = sampled.take(kept)
+    rewards = shaped(scored, config)
     if charged and config.kl_in == "reward":
         rewards = rewards - beta * log_ratios(scored)
     advantages = advantages_of(rewards, config, context)
@@ -188,44 +193,39 @@ def collect(models: Models, prompts: Sequence[PromptIds], config: GroupConfig, c
         generator=context.generator,
     )
     fill_old(models, updates, config)
-    samples = sample_rows(models, scored, config) if context.keep_samples else []
+    samples = sample_rows(models, sampled, config) if context.keep_samples else []
     return Step(updates, metrics, samples)
 
 
 def gather_groups(
     models: Models, prompts: Sequence[PromptIds], config: GroupConfig, context: Context
-) -> tuple[Scored, Scored, Sums]:
-    """The groups to train on, all that were sampled, and metrics of the latter.
+) -> tuple[Scored, list[int], Sums]:
+    """All groups that were sampled, the rows of those to train on, and metrics of the former.
 
     Groups without spread teach nothing: with no_spread=drop they are left out, with resample groups of
     further prompts take their places, a few rounds at most. Where no group has spread the first round is
-    kept, so that a step always has its metrics (and its KL term, where there is one).
+    kept, so that a step always has its KL term, where there is one.
     """
     wanted, rounds = len(prompts), config.resample_rounds if config.no_spread == "resample" else 1
+    size = config.samples_per_prompt
     sampled: list[Scored] = []
-    kept: list[Scored] = []
-    wasted, have = 0.0, 0
+    kept: list[int] = []  # groups, counted over all rounds
+    wasted = 0.0
     while prompts:
         started = time.perf_counter()
         scored = score(models, prompts, config, context)
-        sampled.append(scored)
-        spread = has_spread(scored, config.samples_per_prompt)
+        spread = has_spread(scored, size)
         wasted += (time.perf_counter() - started) * float((~spread).double().mean())
-        if config.no_spread != "keep":
-            groups = spread.nonzero()[:, 0].tolist()[: wanted - have]
-            have += len(groups)
-            scored = scored.take(_rows(groups, config.samples_per_prompt))
-        if len(scored.numbers):
-            kept.append(scored)
-        prompts = context.more(wanted - have) if have < wanted and len(sampled) < rounds else []
+        before = sum(len(part.numbers) for part in sampled) // size
+        kept += [before + group for group in spread.nonzero()[:, 0].tolist()][: wanted - len(kept)]
+        sampled.append(scored)
+        prompts = context.more(wanted - len(kept)) if len(kept) < wanted and len(sampled) < rounds else []
     everything = join_scored(sampled)
     metrics = visit(models.memory, everything, config, context, wanted * rounds)
     metrics["time/wasted"] = (wasted, 1.0)
-    return join_scored(kept or sampled[:1]), everything, metrics
-
-
-def _rows(groups: list[int], size: int) -> list[int]:
-    return [group * size + i for group in groups for i in range(size)]
+    if config.no_spread == "keep" or not kept:
+        kept = list(range(len(sampled[0].numbers) // size))
+    return everything, [group * size + i for group in kept for i in range(size)], metrics
 
 
 def log_ratios(scored: Scored) -> Tensor:

@@ -174,22 +174,17 @@ def _column_names(prompts: Sequence[PromptIds]) -> list[str]:
     return list(dict.fromkeys(name for prompt in prompts for name in prompt.columns))
 
 
-def metrics_of(
-    models: Models, scored: Scored, config: OnlineConfig, context: Context, sampled: Scored | None = None
-) -> Sums:
-    """Drift and length of a step's rollouts, exact KL where the context asks for it; scores of all that was
-    `sampled`, also where only a part is trained on.
-    """
-    sampled = sampled or scored
+def metrics_of(models: Models, scored: Scored, config: OnlineConfig, context: Context) -> Sums:
+    """Scores, drift and length of a step's rollouts; exact KL where the context asks for it."""
     rollouts, mask = scored.rollouts, scored.rollouts.response_mask
     metrics = {
         "length/mean": total(mask.sum(1)),
         "ended/share": total(rollouts.ended),
         "responses/unused": total(~scored.used),
-        **_score_metrics("reward", sampled.scores, config.samples_per_prompt),
+        **_score_metrics("reward", scored.scores, config.samples_per_prompt),
     }
-    if sampled.gold is not None:
-        metrics |= _score_metrics("gold", sampled.gold, 1)
+    if scored.gold is not None:
+        metrics |= _score_metrics("gold", scored.gold, 1)
     if scored.logp_ref is not None:
         k3 = kl_k3(rollouts.logp, scored.logp_ref) * mask
         metrics["kl/k1"] = total(((rollouts.logp - scored.logp_ref) * mask).sum(1))
@@ -273,7 +268,8 @@ def tokenise(rows: Any, tokenizer: Any, config: OnlineConfig) -> Any:
     return tokenise_prompts(
         rows,
         tokenizer,
-        max_length=config.max_length - config.max_new_tokens,
+        max_length=config.max_length,
+        max_new_tokens=config.max_new_tokens,
         truncation=config.truncation,
         chat=config.chat,
     )

@@ -211,7 +211,8 @@ def _mix(models: Models, update: Update, config: Config, context: Context) -> Up
     places = torch.randint(len(models.mixed), (config.ptx_batch_size,), generator=context.generator).tolist()
     batch = collate_examples([models.mixed[i] for i in places], pad_id(models.tokenizer))
     sums = context.gather(torch.tensor([[update.items, float(batch.trained_tokens)]])).sum(0).tolist()
-    mixed = MixedBatch(batch.to(device_of(models)), config.ptx_coef * sums[0] / sums[1])
+    items = max(sums[0], 1.0)  # as the loop divides: without any score the likelihood is still raised
+    mixed = MixedBatch(batch.to(device_of(models)), config.ptx_coef * items / sums[1])
     return replace(update, micro_batches=[*update.micro_batches, mixed])
 
 

@@ -109,11 +109,8 @@ def curve_charts(series: Sequence[Series], labels: Sequence[str], first: int = 0
 
 
 def _offline(series: Sequence[Series]) -> Sequence[Series]:
-    """Series whose loss is worth a look beside others: a policy-gradient loss has no meaning as a level."""
-    offline = [
-        one for one in series if not any("reward/mean" in row and "loss" in row for row in one.metrics)
-    ]
-    return offline or series
+    """Series whose loss is worth a look: a policy-gradient loss has no meaning as a level."""
+    return [one for one in series if not any("reward/mean" in row and "loss" in row for row in one.metrics)]
 
 
 def _curve(one: Series, keys: tuple[str, ...]) -> list[Point]:

@@ -127,7 +127,8 @@ class OnlineFeed:
         """Sample and score this process's prompts of step `number`."""
         share = self.per_step // self.processes.world
         self.models.learner.eval()
-        mine = self._places(number)[self.processes.rank * share :][:share]
+        places = self._places(number)
+        mine = places[self.processes.rank * share :][:share]
         prompts = [self.prompts[place] for place in mine]
         context = Context(
             step=number,
@@ -135,7 +136,7 @@ class OnlineFeed:
             gather=self.processes.gather,
             keep_samples=self.processes.main and (number == 1 or number % self.config.samples_every == 0),
             exact_kl=number == 1 or number % self.config.log_exact_kl_every == 0,
-            more=self._further(number, mine),
+            more=self._further(number, places),
         )
         assert self.method.collect is not None
         return self.method.collect(self.models, prompts, self.config, context)
@@ -166,9 +167,12 @@ class OnlineFeed:
         return draw(self.models.memory, numbers, self.per_step, number, config.seed, *limits)
 
     def _further(self, number: int, taken: list[int]) -> Callable[[int], list[Any]]:
-        """Prompts for groups that are sampled again: others than this process's own, in the step's order."""
-        others = [place for place in range(len(self.prompts)) if place not in set(taken)]
-        random.Random(f"{self.config.seed}/further/{number}/{self.processes.rank}").shuffle(others)
+        """Prompts for groups that are sampled again: this process's share of those not taken, in a random
+        order.
+        """
+        others = sorted(set(range(len(self.prompts))) - set(taken))
+        random.Random(f"{self.config.seed}/further/{number}").shuffle(others)
+        others = others[self.processes.rank :: self.processes.world]
 
         def more(count: int) -> list[Any]:
             chosen, others[:] = others[:count], others[count:]
